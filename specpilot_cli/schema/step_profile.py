@@ -1,0 +1,186 @@
+"""What one speculative step costs on a running engine: profile per kernel class, and step times.
+
+`StepProfile` is one step taken apart (paper §3.1: target GEMMs, recurrent layers, attention,
+drafter, prefill and the rest); `StepTimeCurve` is the step time against the verified rows, which
+gives c(N) of Eq. 3. All amounts are averages per step, in seconds, bytes and FLOPs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.gpu_profile import (
+    ComputeType,
+    PeakRates,
+    PositiveFloat,
+    ProfileName,
+    Sentence,
+)
+
+KernelClassName = Literal[
+    "target_gemm", "head", "recurrent", "attention", "drafter", "tree", "prefill", "rest"
+]
+StepMode = Literal["ar", "chain", "tree"]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+# Timer resolution and overlapping streams let the classes add up to slightly more than the span.
+_SUM_TOLERANCE = 0.01
+
+
+class EngineInfo(FileModel):
+    """Name and version of the engine that ran the step."""
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    version: Annotated[str, StringConstraints(min_length=1)]
+
+
+class ModelInfo(FileModel):
+    """Which weights ran: a readable name and the hash of the folder (`io.hashing`)."""
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    sha256: Sha256 | None = None
+
+
+class DeviceInfo(FileModel):
+    """The device of the profile, with its own peaks when there is no profile file for it.
+
+    A CPU has no file in `profiles/gpus`: whoever records the profile measures read bandwidth (on
+    a working set as large as the weights, so that caches count the same way) and GEMM FLOP/s, and
+    writes both to `peaks` as kind `measured`.
+    """
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    kind: Literal["cpu", "gpu"]
+    threads: Annotated[int, Field(ge=1)] | None = None
+    gpu_profile: ProfileName | None = None
+    peaks: PeakRates | None = None
+
+    @model_validator(mode="after")
+    def _threads_on_cpu(self) -> DeviceInfo:
+        if self.kind == "cpu" and self.threads is None:
+            raise ValueError("a CPU device states its threads")
+        return self
+
+
+class KernelClass(FileModel):
+    """One class of kernels in one step.
+
+    `bytes` counts what the class must move at least (weights, states, caches), `flops` a multiply
+    and an add as two. None means not counted: the class then keeps its measured time as floor.
+    `dtype` overrides the profile's data type for the arithmetic peak.
+    """
+
+    name: KernelClassName
+    seconds: NonNegativeFloat
+    bytes: NonNegativeFloat | None
+    flops: NonNegativeFloat | None
+    calls: NonNegativeFloat
+    dtype: ComputeType | None = None
+
+
+class StepSpan(FileModel):
+    """A named stretch of the step, such as VERIFY or DRAFT, in seconds per step."""
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    seconds: NonNegativeFloat
+
+
+class StepProfile(FileModel):
+    """One step by kernel class.
+
+    `t_prof_s` is the step time in the profiled run; whatever the classes do not cover of it are
+    gaps inside the profile. `t_step_s` is the step time of the same server without the profiler,
+    so `t_step_s / t_prof_s` is the overhead factor of Eq. 4. `rows` counts the root row:
+    rows = nodes + 1. `tau` is tokens committed per step, bonus included, where it was measured.
+    """
+
+    schema_version: Literal[1]
+    engine: EngineInfo
+    device: DeviceInfo
+    target: ModelInfo
+    drafter: ModelInfo | None
+    dtype: ComputeType
+    mode: StepMode
+    nodes: Annotated[int, Field(ge=0)]
+    rows: Annotated[int, Field(ge=1)]
+    draft_block: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[int, Field(ge=1)]
+    t_step_s: PositiveFloat
+    t_prof_s: PositiveFloat
+    tau: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    classes: Annotated[tuple[KernelClass, ...], Field(min_length=1)]
+    spans: tuple[StepSpan, ...] = ()
+    source: Sentence
+    source_sha256: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StepProfile:
+        if self.rows != self.nodes + 1:
+            raise ValueError(f"rows must be nodes + 1, got {self.rows} rows, {self.nodes} nodes")
+        if self.mode == "ar" and self.nodes != 0:
+            raise ValueError("plain decoding (mode ar) verifies no nodes")
+        names = [kernel_class.name for kernel_class in self.classes]
+        if len(set(names)) != len(names):
+            raise ValueError("each kernel class may appear once")
+        total = sum(kernel_class.seconds for kernel_class in self.classes)
+        if total > self.t_prof_s * (1 + _SUM_TOLERANCE):
+            raise ValueError(
+                f"classes sum to {total:.6g} s, more than the profiled step {self.t_prof_s:.6g} s"
+            )
+        return self
+
+    @property
+    def unattributed_s(self) -> float:
+        """Seconds of the profiled step that no class covers (gaps between kernels)."""
+        return max(0.0, self.t_prof_s - sum(c.seconds for c in self.classes))
+
+
+class StepTimePoint(FileModel):
+    """Seconds of one step at one number of rows; `range_s` is the spread over repeats."""
+
+    rows: Annotated[int, Field(ge=1)]
+    step_s: PositiveFloat
+    draft_block: Annotated[int, Field(ge=1)] | None = None
+    range_s: tuple[PositiveFloat, PositiveFloat] | None = None
+
+    @model_validator(mode="after")
+    def _inside_range(self) -> StepTimePoint:
+        if self.range_s is not None and not self.range_s[0] <= self.step_s <= self.range_s[1]:
+            raise ValueError(f"step_s {self.step_s} lies outside range_s {self.range_s}")
+        return self
+
+
+class StepTimeCurve(FileModel):
+    """Step time against verified rows on one deployment, drafting included, and one AR step.
+
+    `points` are sorted by rows, each row count once. c(N) = step_s / ar_step_s (Eq. 3).
+    """
+
+    schema_version: Literal[1]
+    name: ProfileName
+    engine: EngineInfo
+    device: DeviceInfo
+    target: ModelInfo
+    drafter: ModelInfo
+    dtype: ComputeType
+    ar_step_s: PositiveFloat
+    ar_range_s: tuple[PositiveFloat, PositiveFloat] | None = None
+    includes_drafting: Literal[True]
+    points: Annotated[tuple[StepTimePoint, ...], Field(min_length=1)]
+    source: Sentence
+    notes: tuple[Sentence, ...] = ()
+
+    @model_validator(mode="after")
+    def _sorted_rows(self) -> StepTimeCurve:
+        rows = [point.rows for point in self.points]
+        if rows != sorted(set(rows)):
+            raise ValueError("points must be sorted by rows, each row count once")
+        if self.ar_range_s is not None and not (
+            self.ar_range_s[0] <= self.ar_step_s <= self.ar_range_s[1]
+        ):
+            raise ValueError(f"ar_step_s {self.ar_step_s} lies outside {self.ar_range_s}")
+        return self
