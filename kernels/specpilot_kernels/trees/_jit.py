@@ -1,0 +1,29 @@
+"""Native compilation of the tree loops with numba, and plain Python where numba is absent.
+
+Every compiled function here is ordinary Python over numpy arrays, so the same source runs (slowly)
+without numba and gives the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+try:
+    import numba as _numba
+except ImportError:  # the pure-Python path is the specification; numba only makes it fast
+    _numba = None
+
+HAVE_NUMBA = _numba is not None
+
+
+def native(function: F) -> F:
+    """Compile `function` at its first call, caching machine code on disk where that is possible."""
+    if _numba is None:
+        return function
+    try:
+        return cast(F, _numba.njit(cache=True)(function))
+    except RuntimeError:  # numba finds no writable place for its cache: compile per process instead
+        return cast(F, _numba.njit(function))
