@@ -1,0 +1,94 @@
+"""Loading Hugging Face folders (BF16 or W12) into the reference models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig
+from specpilot_cli.engines.reference.drafter import Drafter
+from specpilot_cli.engines.reference.model import TargetModel
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.w12_folder import read_folder_tensors
+
+_TARGET_PREFIXES = ("model.language_model.", "model.")
+_TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+
+
+def load_target(
+    folder: Path, *, capture: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
+) -> TargetModel:
+    """Load a Qwen3.5-like target; W12 tensors are decoded to their exact BF16 values first."""
+    model = TargetModel(TargetConfig.from_folder(folder), capture)
+    _fill(model, _renamed(_tensors(folder)), folder, dtype)
+    return model.eval()
+
+
+def load_drafter(
+    folder: Path, target: TargetModel, *, dtype: torch.dtype = torch.float32
+) -> Drafter:
+    """Load a DFlash2 drafter and bind it to `target`, whose capture layers it must name."""
+    config = DrafterConfig.from_folder(folder)
+    if config.target_layer_ids != target.capture:
+        raise InputError(
+            f"drafter reads target layers {config.target_layer_ids}, target captures "
+            f"{target.capture}",
+            where=str(folder / "config.json"),
+        )
+    for name in ("vocab_size", "hidden_size"):
+        if getattr(config, name) != getattr(target.config, name):
+            raise InputError(
+                f"{name} of drafter and target differ: {getattr(config, name)} and "
+                f"{getattr(target.config, name)}",
+                where=str(folder / "config.json"),
+                hint="drafter and target must be a pair",
+            )
+    n_features = len(target.capture) * target.config.hidden_size
+    drafter = Drafter(config, target.embed_tokens, target.lm_head, n_features)
+    _fill(drafter, _tensors(folder), folder, dtype)
+    return drafter.eval()
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for name, kind, array in read_folder_tensors(folder):
+        if kind == "BF16":
+            yield name, torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        elif kind in _TORCH_DTYPES:
+            yield name, torch.from_numpy(array)
+        else:
+            raise InputError(f"unsupported dtype {kind}", where=f"{folder}: {name}")
+
+
+def _renamed(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        prefix = next((p for p in _TARGET_PREFIXES if name.startswith(p)), "")
+        yield name.removeprefix(prefix), tensor
+
+
+def _fill(
+    model: nn.Module, tensors: Iterator[tuple[str, Tensor]], folder: Path, dtype: torch.dtype
+) -> None:
+    """Copy every tensor into its parameter; missing, surplus or misshapen names are errors."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    storage = {name: p.data_ptr() for name, p in parameters.items()}
+    filled: set[int] = set()
+    with torch.no_grad():
+        for name, tensor in tensors:
+            if name not in parameters:
+                raise InputError(f"tensor not part of this architecture: {name}", where=str(folder))
+            if parameters[name].shape != tensor.shape:
+                raise InputError(
+                    f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for "
+                    f"{tuple(parameters[name].shape)}",
+                    where=str(folder),
+                )
+            parameters[name].copy_(tensor)
+            filled.add(storage[name])
+    missing = sorted(name for name, at in storage.items() if at not in filled)
+    if missing:
+        raise InputError(f"tensors missing: {', '.join(missing[:4])}", where=str(folder))
+    model.to(dtype)
