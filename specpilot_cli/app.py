@@ -1,0 +1,89 @@
+"""The Typer application: root options and the table of commands.
+
+Command modules are imported here and must be cheap: they import their work inside the function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Annotated
+
+import typer
+
+from specpilot_cli import __version__
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="specpilot",
+    context_settings=_CONTEXT,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    no_args_is_help=True,
+)
+
+# Command → module of `specpilot_cli.commands`, function in it.
+_COMMANDS = {
+    "ceiling": ("ceiling", "ceiling"),
+    "replay": ("replay", "replay"),
+    "record": ("record", "record"),
+    "profile": ("profile", "profile"),
+    "convert-w12": ("convert_w12", "convert_w12"),
+    "token-force": ("token_force", "token_force"),
+    "paired-bench": ("paired_bench", "paired_bench"),
+    "serve": ("serve", "serve"),
+    "doctor": ("doctor", "doctor"),
+}
+# Group → module holding a `typer.Typer` called `app`.
+_GROUPS = {"w12": "w12", "apply": "apply"}
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"specpilot {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_print_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Find where a speculative-decoding server loses time, fix it, and prove it lossless.
+
+    Examples:
+
+        specpilot doctor
+
+        specpilot apply recipe demo-cpu
+
+        specpilot replay lattices.safetensors --nodes 8,16,32
+
+    Exit codes: 0 done or accepted · 1 the verdict is no · 2 bad usage or input · 3 this machine
+    lacks something · 4 the measurement carries no verdict · 70 a bug · 130 interrupted.
+    """
+
+
+def _exists(module: str) -> bool:
+    return importlib.util.find_spec(f"specpilot_cli.commands.{module}") is not None
+
+
+def _register() -> None:
+    for name, (module, function) in _COMMANDS.items():
+        if _exists(module):
+            loaded = importlib.import_module(f"specpilot_cli.commands.{module}")
+            app.command(name, context_settings=_CONTEXT)(getattr(loaded, function))
+    for name, module in _GROUPS.items():
+        if _exists(module):
+            loaded = importlib.import_module(f"specpilot_cli.commands.{module}")
+            app.add_typer(loaded.app, name=name)
+
+
+_register()

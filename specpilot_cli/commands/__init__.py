@@ -1,0 +1,1 @@
+"""Terminal side of each subcommand: parse, call one function, render."""

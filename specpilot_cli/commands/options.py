@@ -1,0 +1,132 @@
+"""Options that several commands share, and the one way a command ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specpilot_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from specpilot_cli.schema.result import Envelope
+
+_OUTPUT = "Output"
+
+JsonFlag = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write the result; the suffix picks the form, `-` is JSON on stdout.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+ForceFlag = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite existing output.", rich_help_panel=_OUTPUT),
+]
+QuietFlag = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="No progress and no notes; warnings, errors and the answer stay.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+VerboseFlag = Annotated[
+    int,
+    typer.Option("--verbose", "-v", count=True, help="More notes.", rich_help_panel=_OUTPUT),
+]
+ExitZeroFlag = Annotated[
+    bool,
+    typer.Option(
+        "--exit-zero",
+        help="Exit 0 even when the verdict is no; errors keep their codes.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of every random choice.", min=0)]
+
+# Every verdict word, so that a misspelt one cannot pass for acceptance.
+_EXIT_CODES = {
+    "accept": 0, "ok": 0, "pass": 0, "identical": 0, "lossless": 0, "promote": 0,
+    "reject": 1, "no": 1, "fail": 1, "mismatch": 1,
+    "invalid": 4,
+}  # fmt: skip
+
+
+def exit_code(verdict: str | None) -> int:
+    """0 for a yes or no verdict at all, 1 for a no, 4 for a measurement that carries none.
+
+    Raises `ValueError` for an unknown word.
+    """
+    if verdict is None:
+        return 0
+    if verdict not in _EXIT_CODES:
+        raise ValueError(f"unknown verdict {verdict!r}; known: {', '.join(_EXIT_CODES)}")
+    return _EXIT_CODES[verdict]
+
+
+def check_output(output: Path | None, force: bool, *suffixes: str) -> None:
+    """Refuse a bad `--output` before any work is done.
+
+    `.json` and `-` are always possible; `suffixes` lists what else the command can write.
+    """
+    if output is None or str(output) == "-":
+        return
+    known = (".json", *suffixes)
+    if output.suffix not in known:
+        raise InputError(
+            f"cannot write `{output}`: unknown format `{output.suffix or 'without a suffix'}`",
+            where="--output",
+            hint=f"use one of {', '.join(known)}, or `-` for JSON on stdout",
+        )
+    if output.is_dir():
+        raise InputError(f"`{output}` is a folder", where="--output")
+    if output.exists() and not force:
+        raise InputError(
+            f"`{output}` already exists", where="--output", hint="use --force to overwrite it"
+        )
+
+
+def finish(
+    envelope: Envelope,
+    *,
+    as_json: bool,
+    output: Path | None = None,
+    force: bool = False,
+    text: Callable[[], None],
+    exit_zero: bool = False,
+    writers: Mapping[str, Callable[[], str]] | None = None,
+) -> None:
+    """Print the answer, write `output`, and raise `typer.Exit` with the verdict's code.
+
+    `text` prints the human form and runs only without JSON on stdout. `writers` maps further
+    suffixes (`.html`, `.md`) to functions that return the file's text.
+    """
+    from specpilot_cli.io.atomic import atomic_write_text
+    from specpilot_cli.report.json_out import render_json
+
+    code = exit_code(envelope.verdict)
+    check_output(output, force, *(writers or {}))
+    document = render_json(envelope)
+    to_stdout = as_json or (output is not None and str(output) == "-")
+    if output is not None and str(output) != "-":
+        content = document if output.suffix == ".json" else (writers or {})[output.suffix]()
+        atomic_write_text(output, content, force=force)
+    if to_stdout:
+        sys.stdout.write(document)
+    else:
+        text()
+    sys.stdout.flush()
+    raise typer.Exit(0 if exit_zero and code == 1 else code)

@@ -1,0 +1,1 @@
+"""Bytes on disk: atomic writes, YAML, JSON, JSONL, safetensors, hashes. No domain knowledge."""

@@ -1,0 +1,69 @@
+"""Read and write JSON documents; errors name the file, the line or the key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.atomic import atomic_write_text
+from specpilot_cli.io.validation import Model, validate
+
+
+def read_text(path: Path) -> str:
+    """The file's UTF-8 text. Raises `InputError` if it is missing, unreadable or not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise InputError(f"no such file: `{path}`", where=str(path)) from error
+    except OSError as error:
+        raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"not UTF-8 text: bad byte at offset {error.start}", where=str(path)
+        ) from error
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Strict JSON: no NaN or Infinity, no duplicate keys. `where` prefixes the line number."""
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise InputError(f"invalid JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"invalid JSON: {error}", where=where) from error
+
+
+def read_json(path: Path) -> Any:
+    """The document in `path`. Raises `InputError` with file and line."""
+    return parse_json(read_text(path), str(path))
+
+
+def read_json_model(path: Path, model: type[Model]) -> Model:
+    """The document in `path` as a `model`. Raises `InputError` naming the file and the key."""
+    return validate(read_json(path), model, lambda _: str(path))
+
+
+def write_json(
+    path: Path, obj: BaseModel | dict[str, Any] | list[Any], *, force: bool = False
+) -> None:
+    """Write one indented document atomically. Raises `ValueError` on NaN or Infinity."""
+    data = obj.model_dump(mode="json") if isinstance(obj, BaseModel) else obj
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    atomic_write_text(path, text, force=force)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"`{name}` is not a JSON number")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"duplicate key `{key}`")
+        result[key] = value
+    return result

@@ -1,0 +1,1 @@
+"""Renderers: JSON, terminal tables, figures, one self-contained HTML page."""

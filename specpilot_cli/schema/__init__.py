@@ -1,0 +1,1 @@
+"""Pydantic models of every file that specpilot reads or writes."""

@@ -1,0 +1,101 @@
+"""Text for quantities, decided once: bytes are decimal (1 MB = 10^6) unless a suffix says `i`.
+
+Decimal because every datasheet bandwidth is decimal; mixing the two would skew a byte floor
+by 7 %.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from specpilot_cli.errors import InputError
+
+_BYTE_UNITS = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SECOND_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ]*)\s*")
+
+
+def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
+    for factor, suffix in steps:
+        if abs(value) >= factor:
+            return f"{_three_digits(value / factor)} {suffix}"
+    factor, suffix = steps[-1]
+    return f"{_three_digits(value / factor)} {suffix}"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 3)}f}"
+
+
+def format_bytes(n_bytes: float) -> str:
+    """`12288` → `12.3 kB` (decimal units, three digits)."""
+    if abs(n_bytes) < 1000:
+        return f"{int(n_bytes)} B"
+    return _scaled(n_bytes, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
+
+
+def format_seconds(seconds: float) -> str:
+    """`0.0156` → `15.6 ms`."""
+    if seconds >= 120:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
+
+
+def format_bandwidth(bytes_per_s: float) -> str:
+    """`4.57e12` → `4.57 TB/s`."""
+    return f"{format_bytes(bytes_per_s)}/s"
+
+
+def format_flops(flop_per_s: float) -> str:
+    """`9.89e14` → `989 TFLOP/s`."""
+    return _scaled(
+        flop_per_s, ((1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1e6, "MFLOP/s"))
+    )
+
+
+def format_ratio(ratio: float) -> str:
+    """`1.4123` → `1.412×`."""
+    return f"{ratio:.3f}×"
+
+
+def format_percent(fraction: float, *, digits: int = 1) -> str:
+    """`0.125` → `12.5 %`."""
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def parse_bytes(text: str) -> int:
+    """`"1.5 GB"` → 1_500_000_000; `"1 GiB"` → 2**30; a bare number is bytes.
+
+    Raises `InputError` for anything else.
+    """
+    value, unit = _split(text, "bytes", "for example `512MB` or `2GiB`")
+    factor = _BYTE_UNITS.get(unit.lower() or "b")
+    if factor is None:
+        raise InputError(f"unknown byte unit `{unit}` in `{text}`", hint="use B, kB, MB, GB or GiB")
+    return round(value * factor)
+
+
+def parse_seconds(text: str) -> float:
+    """`"250ms"` → 0.25; a bare number is seconds. Raises `InputError` for anything else."""
+    value, unit = _split(text, "a duration", "for example `250ms` or `1.5s`")
+    factor = _SECOND_UNITS.get(unit or "s")
+    if factor is None:
+        raise InputError(
+            f"unknown time unit `{unit}` in `{text}`", hint="use ns, us, ms, s, min, h"
+        )
+    return value * factor
+
+
+def _split(text: str, what: str, hint: str) -> tuple[float, str]:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise InputError(f"`{text}` is not {what}", hint=hint)
+    return float(match.group(1)), match.group(2)
