@@ -1,8 +1,9 @@
 """Statistics of paired timing and of paired error rates: pure functions of numbers.
 
 The unit of evidence is the request. Two systems that serve the same request give one log-ratio of
-output rates per run; runs of one request are averaged before anything else, so repeating a run never
-counts as more requests. Cells (one per benchmark) are weighted equally (paper §5.1, "Metrics").
+output rates per run; runs of one request are averaged before anything else, so repeating a run
+never counts as more requests. Cells (one per benchmark) are weighted equally (paper §5.1,
+"Metrics").
 
 What a request-level interval cannot see is noise that all requests of a session share (launch,
 clock, placement in memory). That part is measured by serving the same system against itself, and
@@ -75,8 +76,8 @@ def geometric_mean(values: ArrayLike) -> float:
 def mean_over_runs(log_ratios: ArrayLike) -> Float64:
     """Average each request over its runs: [runs, requests] -> [requests] (float64).
 
-    With an even number of runs in swapped order, whatever belongs to the order (or to the device) and
-    not to the system enters once with each sign and cancels here exactly.
+    With an even number of runs in swapped order, whatever belongs to the order (or to the device)
+    and not to the system enters once with each sign and cancels here exactly.
     """
     array = np.asarray(log_ratios, dtype=np.float64)
     if array.ndim != 2 or array.shape[0] == 0:
@@ -95,7 +96,8 @@ def satterthwaite_df(variances: Sequence[float], dfs: Sequence[float]) -> float:
     total = sum(variances)
     if total <= 0.0:
         return float(sum(dfs))
-    shares = [value / total for value in variances]  # scale first: squares of tiny numbers underflow
+    # Scale first: squares of tiny variances underflow.
+    shares = [value / total for value in variances]
     spread = sum(s * s / df for s, df in zip(shares, dfs, strict=True) if s > 0.0)
     return 1.0 / spread
 
@@ -103,9 +105,10 @@ def satterthwaite_df(variances: Sequence[float], dfs: Sequence[float]) -> float:
 def clustered_log_gain(cells: Mapping[str, ArrayLike]) -> LogGain:
     """Gain over several cells, each cell a list of per-request mean log-ratios [n_b].
 
-    ln G = (1/B) sum_b mean(z_b); se = (1/B) sqrt(sum_b var(z_b)/n_b); df by Satterthwaite. A request that
-    was served at several levels must be averaged over them first, so that it stays one cluster.
-    ValueError if there is no cell, or a cell has fewer than two requests (no spread to estimate).
+    ln G = (1/B) sum_b mean(z_b); se = (1/B) sqrt(sum_b var(z_b)/n_b); df by Satterthwaite. A
+    request that was served at several levels must be averaged over them first, so that it stays
+    one cluster. ValueError if there is no cell, or a cell has fewer than two requests (no spread
+    to estimate).
     """
     if not cells:
         raise ValueError("a gain needs at least one cell")
@@ -139,8 +142,9 @@ def two_sided_interval(
 ) -> Interval:
     """Two-sided interval of the gain (ratios), launch noise included.
 
-    nu: A/A noise in log units, measured over `n_sessions` sessions. Its mean square has a known mean of
-    zero, so it carries `n_sessions` degrees of freedom; both parts are combined by Satterthwaite.
+    nu: A/A noise in log units, measured over `n_sessions` sessions. Its mean square has a known
+    mean of zero, so it carries `n_sessions` degrees of freedom; both parts are combined by
+    Satterthwaite.
     """
     if nu < 0.0 or (nu > 0.0 and n_sessions < 1):
         raise ValueError("nu must be >= 0 and come with the number of sessions it was measured on")
@@ -168,8 +172,8 @@ def minimum_detectable_gain(
 ) -> float:  # fmt: skip
     """Smallest true gain (ratio) whose lower bound exceeds `bound` with probability `power`.
 
-    requests_per_cell: n_b of each cell (each >= 2); sigma: standard deviation of the per-request mean
-    log-ratio, assumed equal in all cells; bound: the ratio the lower bound has to exceed.
+    requests_per_cell: n_b of each cell (each >= 2); sigma: standard deviation of the per-request
+    mean log-ratio, assumed equal in all cells; bound: the ratio the lower bound has to exceed.
     """
     if not requests_per_cell or min(requests_per_cell) < 2 or sigma < 0.0 or bound <= 0.0:
         raise ValueError("need cells of two or more requests, sigma >= 0 and a positive bound")
@@ -180,7 +184,7 @@ def minimum_detectable_gain(
 
 
 def pooled_sigma(cells: Mapping[str, ArrayLike]) -> float:
-    """Standard deviation of per-request mean log-ratios [n_b], pooled within cells (a pilot sigma)."""
+    """Standard deviation of per-request mean log-ratios [n_b], pooled within cells."""
     squares, dfs = 0.0, 0
     for values in cells.values():
         z = np.asarray(values, dtype=np.float64).ravel()
@@ -208,9 +212,7 @@ def wilson_interval(successes: int, trials: int, *, confidence: float = 0.95) ->
     return Interval(low, 1.0 if successes == trials else min(1.0, centre + half))
 
 
-def clopper_pearson_interval(
-    successes: int, trials: int, *, confidence: float = 0.95
-) -> Interval:
+def clopper_pearson_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
     """Two-sided exact binomial interval of a proportion (never narrower than nominal)."""
     if trials < 1 or not 0 <= successes <= trials:
         raise ValueError(f"need 0 <= successes <= trials and trials >= 1: {successes}/{trials}")
@@ -255,8 +257,8 @@ def clustered_ratio_difference(
 ) -> RateEstimate:
     """Difference of two rates on the same requests, paired by request.
 
-    All arguments: [requests], in one order. Errors that a request causes in both systems cancel in the
-    paired residuals; tokens inside a request stay one cluster.
+    All arguments: [requests], in one order. Errors that a request causes in both systems cancel
+    in the paired residuals; tokens inside a request stay one cluster.
     """
     k1, n1 = _counts_and_totals(counts, totals)
     k0, n0 = _counts_and_totals(base_counts, base_totals)
