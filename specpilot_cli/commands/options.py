@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -99,17 +99,16 @@ def check_output(output: Path | None, force: bool, *suffixes: str) -> None:
         )
 
 
-def finish(
+def emit(
     envelope: Envelope,
     *,
     as_json: bool,
+    text: Callable[[], None],
     output: Path | None = None,
     force: bool = False,
-    text: Callable[[], None],
-    exit_zero: bool = False,
     writers: Mapping[str, Callable[[], str]] | None = None,
 ) -> None:
-    """Print the answer, write `output`, and raise `typer.Exit` with the verdict's code.
+    """Print the answer and write `output`.
 
     `text` prints the human form and runs only without JSON on stdout. `writers` maps further
     suffixes (`.html`, `.md`) to functions that return the file's text.
@@ -117,7 +116,6 @@ def finish(
     from specpilot_cli.io.atomic import atomic_write_text
     from specpilot_cli.report.json_out import render_json
 
-    code = exit_code(envelope.verdict)
     check_output(output, force, *(writers or {}))
     document = render_json(envelope)
     to_stdout = as_json or (output is not None and str(output) == "-")
@@ -129,4 +127,19 @@ def finish(
     else:
         text()
     sys.stdout.flush()
+
+
+def finish(
+    envelope: Envelope,
+    *,
+    as_json: bool,
+    output: Path | None = None,
+    force: bool = False,
+    text: Callable[[], None],
+    exit_zero: bool = False,
+    writers: Mapping[str, Callable[[], str]] | None = None,
+) -> NoReturn:
+    """`emit`, then raise `typer.Exit` with the verdict's code; `exit_zero` turns a no into 0."""
+    code = exit_code(envelope.verdict)
+    emit(envelope, as_json=as_json, text=text, output=output, force=force, writers=writers)
     raise typer.Exit(0 if exit_zero and code == 1 else code)

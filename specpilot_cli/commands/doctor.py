@@ -1,0 +1,63 @@
+"""`specpilot doctor`: what this machine can do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from specpilot_cli.commands import options
+
+
+def doctor(
+    require: Annotated[
+        list[Literal["torch", "gpu", "sglang"]] | None,
+        typer.Option("--require", help="Exit 3 if what this needs is missing; repeatable."),
+    ] = None,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+) -> None:
+    """Show what this machine can do and what each missing piece would enable.
+
+    Examples:
+
+        specpilot doctor
+
+        specpilot doctor --require torch
+
+        specpilot doctor --require gpu --require sglang --json
+    """
+    from specpilot_cli.doctor.checks import Check, missing_for, run_checks
+    from specpilot_cli.errors import MachineError
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.tables import print_line, print_table
+    from specpilot_cli.settings import load_settings
+
+    options.check_output(output, force)
+    settings = load_settings()
+    checks = run_checks(settings)
+    required = require or []
+    missing = missing_for(checks, required)
+
+    def row(check: Check) -> tuple[str, ...]:
+        return (check.name, "ok" if check.ok else "missing", check.detail, check.enables)
+
+    def text() -> None:
+        print_table(["check", "state", "found", "enables"], [row(check) for check in checks])
+        for check in checks:
+            if check.fix and not check.ok:
+                print_line(f"{check.name}: {check.fix}")
+
+    envelope = build_envelope(
+        "doctor",
+        {"checks": checks, "required": required, "missing": [c.name for c in missing],
+         "settings": settings},
+    )  # fmt: skip
+    options.emit(envelope, as_json=as_json, output=output, force=force, text=text)
+    if missing:
+        raise MachineError(
+            f"{' and '.join(required)} required, but missing: "
+            f"{', '.join(check.name for check in missing)}",
+            hint=next((check.fix for check in missing if check.fix), None),
+        )
