@@ -1,0 +1,367 @@
+"""HTTP clients for a server with SGLang's endpoints.
+
+`AsyncHttpEngine` does the work; `HttpEngine` runs it on a private event loop for code that
+is not async. Requests are never retried: a repeated request would be timed and audited as
+if it were the first. One process, no connection limit, no proxies from the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from specpilot_cli.engines import wire
+from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
+from specpilot_cli.engines.sse import SseEvent, SseParser
+from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
+
+_T = TypeVar("_T")
+
+_CONTROL_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 5.0
+_DRAIN_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the client waits, in seconds.
+
+    `request_s` bounds one whole request, queueing included. `stall_s` bounds the gap
+    between two events of a stream once its first tokens are there.
+    """
+
+    request_s: float = 600.0
+    stall_s: float = 60.0
+
+
+class AsyncHttpEngine:
+    """A server that speaks SGLang's HTTP API, for asyncio code.
+
+    Use as an async context manager. Raises MachineError when the server cannot be
+    reached, MeasurementInvalid when it answers with anything but a complete, consistent
+    reply within the time limits.
+    """
+
+    def __init__(
+        self, base_url: str, timeout_s: float = 600.0, *, stall_timeout_s: float = 60.0
+    ) -> None:
+        self.base_url = _checked_url(base_url)
+        self._timeouts = Timeouts(timeout_s, min(stall_timeout_s, timeout_s))
+        self._client = httpx.AsyncClient(
+            base_url=self.base_url,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+    async def health(self) -> None:
+        """Return when the server is up; raise MachineError otherwise."""
+        response = await self._control("GET", "/health")
+        if response.status_code != httpx.codes.OK:
+            raise MachineError(
+                f"the server at {self.base_url} is not ready: "
+                f"/health answered {response.status_code}",
+                hint="wait until the model is loaded, then try again",
+            )
+
+    async def server_info(self) -> dict[str, Any]:
+        """Return the server's resolved arguments and state."""
+        response = await self._control("GET", "/server_info")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise MachineError(
+                f"the server at {self.base_url} has no /server_info",
+                hint="specpilot talks to SGLang's native API: is this an SGLang server?",
+            )
+        if response.status_code != httpx.codes.OK:
+            raise wire.invalid("server_info", _status_text(response.status_code, response.content))
+        return wire.decode_json(response.content, "server_info")
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache; the server refuses while requests run."""
+        response = await self._control("POST", "/flush_cache")
+        if response.status_code != httpx.codes.OK:
+            raise MeasurementInvalid(
+                f"the server at {self.base_url} did not flush its cache: "
+                f"{_status_text(response.status_code, response.content)}",
+                hint="another client may be using the server; measure on an idle one",
+            )
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Stream one greedy answer and check it."""
+        submit_s = time.monotonic()
+        assembler = wire.StreamAssembler(request.request_id)
+        first_byte_s = last_byte_s = submit_s
+        body = wire.generate_body(request, stream=True)
+        try:
+            async with asyncio.timeout(self._timeouts.request_s):
+                async with self._client.stream("POST", "/generate", json=body) as response:
+                    await self._check_status(response, request.request_id)
+                    async for event in self._events(response, request.request_id, assembler):
+                        had_tokens = assembler.has_tokens
+                        assembler.add(event.payload)
+                        if assembler.has_tokens and not had_tokens:
+                            first_byte_s = event.first_byte_s
+                        last_byte_s = event.last_byte_s
+        except TimeoutError as error:
+            raise wire.invalid(
+                request.request_id, f"no complete answer in {self._timeouts.request_s:g} s"
+            ) from error
+        except httpx.HTTPError as error:
+            raise self._transport_error(error, request.request_id) from error
+        arrival = wire.Arrival(submit_s, first_byte_s, last_byte_s)
+        return wire.parse_generation(assembler.finish(), request, arrival)
+
+    async def generate_many(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        concurrency: int,
+        on_done: Callable[[Generation], None] | None = None,
+    ) -> list[Generation]:
+        """Closed loop: `concurrency` requests in flight, the next one sent as one completes.
+
+        Results come in the order of `requests`. The first failure cancels the rest: a run
+        with a hole in it has no meaning.
+        """
+        if concurrency < 1:
+            raise InputError("concurrency must be at least 1")
+        results: dict[int, Generation] = {}
+        waiting = iter(enumerate(requests))
+
+        async def worker() -> None:
+            for index, request in waiting:
+                results[index] = await self.generate(request)
+                if on_done is not None:
+                    on_done(results[index])
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(requests))):
+                    group.create_task(worker())
+        except BaseExceptionGroup as errors:
+            raise _first_error(errors) from errors
+        return [results[index] for index in range(len(requests))]
+
+    async def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
+        """Score the tokens `input_ids[start:]`, each given everything before it.
+
+        The first scored token needs a predecessor, so `start` is at least 1.
+        """
+        if not 1 <= start < len(input_ids):
+            raise InputError(f"cannot score from token {start} of {len(input_ids)}")
+        name = f"score of {len(input_ids)} tokens"
+        body = wire.score_body(input_ids, start)
+        try:
+            async with asyncio.timeout(self._timeouts.request_s):
+                response = await self._client.post("/generate", json=body)
+        except TimeoutError as error:
+            raise wire.invalid(name, f"no scores in {self._timeouts.request_s:g} s") from error
+        except httpx.HTTPError as error:
+            raise self._transport_error(error, name) from error
+        if response.status_code != httpx.codes.OK:
+            raise self._status_error(response.status_code, response.content, name)
+        reply = wire.decode_json(response.content, name)
+        return wire.parse_scores(reply, input_ids, start, request_id=name)
+
+    async def _events(
+        self, response: httpx.Response, request_id: str, assembler: wire.StreamAssembler
+    ) -> AsyncIterator[SseEvent]:
+        """Yield the `data:` events of a stream until `[DONE]`; early close is an error."""
+        parser = SseParser()
+        chunks = response.aiter_raw()
+        last_event_s = time.monotonic()
+        while True:
+            deadline_s = last_event_s + self._timeouts.stall_s if assembler.has_tokens else None
+            wait_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            try:
+                async with asyncio.timeout(wait_s) as limit:
+                    raw = await anext(chunks, None)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise wire.invalid(
+                    request_id, f"the stream stalled for {self._timeouts.stall_s:g} s"
+                ) from error
+            if raw is None:
+                raise wire.invalid(request_id, "the stream ended before [DONE]")
+            for event in parser.feed(raw, time.monotonic()):
+                last_event_s = event.last_byte_s
+                if event.payload == b"[DONE]":
+                    await _drain(chunks)
+                    return
+                yield event
+
+    async def _check_status(self, response: httpx.Response, request_id: str) -> None:
+        if response.status_code != httpx.codes.OK:
+            content = await response.aread()
+            raise self._status_error(response.status_code, content, request_id)
+
+    def _status_error(
+        self, status: int, content: bytes, request_id: str
+    ) -> MachineError | MeasurementInvalid:
+        if status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+            return MachineError(
+                f"the server at {self.base_url} has no /generate",
+                hint="specpilot talks to SGLang's native API: is this an SGLang server?",
+            )
+        return wire.invalid(request_id, _status_text(status, content))
+
+    def _transport_error(
+        self, error: httpx.HTTPError, request_id: str
+    ) -> MachineError | MeasurementInvalid:
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return _unreachable(self.base_url, error)
+        detail = str(error) or type(error).__name__
+        return wire.invalid(request_id, f"the connection broke: {detail}")
+
+    async def _control(self, method: str, path: str) -> httpx.Response:
+        try:
+            return await self._client.request(method, path, timeout=_CONTROL_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise _unreachable(self.base_url, error) from error
+
+
+class HttpEngine:
+    """`AsyncHttpEngine` for code that is not async; satisfies `EngineClient`.
+
+    Runs its own event loop, so it cannot be used from inside a running one. Use as a
+    context manager, or call `close`.
+    """
+
+    def __init__(
+        self, base_url: str, timeout_s: float = 600.0, *, stall_timeout_s: float = 60.0
+    ) -> None:
+        self._engine = AsyncHttpEngine(base_url, timeout_s, stall_timeout_s=stall_timeout_s)
+        self._runner = asyncio.Runner()
+
+    @property
+    def base_url(self) -> str:
+        """Where the server listens."""
+        return self._engine.base_url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and the event loop; may be called twice."""
+        self._run(self._engine.close())
+        self._runner.close()
+        self._runner = asyncio.Runner()
+
+    def health(self) -> None:
+        """Return when the server is up; raise MachineError otherwise."""
+        self._run(self._engine.health())
+
+    def server_info(self) -> dict[str, Any]:
+        """Return the server's resolved arguments and state."""
+        return self._run(self._engine.server_info())
+
+    def flush_cache(self) -> None:
+        """Empty the prefix cache; MeasurementInvalid when the server refuses."""
+        self._run(self._engine.flush_cache())
+
+    def generate(self, request: GenerateRequest) -> Generation:
+        """Stream one greedy answer and check it."""
+        return self._run(self._engine.generate(request))
+
+    def generate_many(
+        self,
+        requests: Sequence[GenerateRequest],
+        *,
+        concurrency: int,
+        on_done: Callable[[Generation], None] | None = None,
+    ) -> list[Generation]:
+        """Answer all requests with `concurrency` in flight; see AsyncHttpEngine."""
+        return self._run(
+            self._engine.generate_many(requests, concurrency=concurrency, on_done=on_done)
+        )
+
+    def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
+        """Score the tokens `input_ids[start:]`, each given everything before it."""
+        return self._run(self._engine.score(input_ids, start))
+
+    def _run(self, work: Awaitable[_T]) -> _T:
+        async def main() -> _T:
+            return await work
+
+        return self._runner.run(main())
+
+
+async def _drain(chunks: AsyncIterator[bytes]) -> None:
+    """Read the end of a finished body, so that the connection can serve the next request."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+            async for _ in chunks:
+                pass
+
+
+def _checked_url(base_url: str) -> str:
+    url = base_url.rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"`{base_url}` is not a server URL", hint="write it as http://host:port")
+    try:
+        host = httpx.URL(url).host
+    except httpx.InvalidURL as error:
+        raise InputError(f"`{base_url}` is not a valid URL: {error}") from error
+    if not host:
+        raise InputError(f"`{base_url}` names no host", hint="write it as http://host:port")
+    return url
+
+
+def _status_text(status: int, content: bytes) -> str:
+    shown = " ".join(content[:200].decode("utf-8", "replace").split())
+    return f"HTTP {status}: {shown}" if shown else f"HTTP {status}"
+
+
+def _unreachable(base_url: str, error: Exception) -> MachineError:
+    detail = str(error) or type(error).__name__
+    return MachineError(
+        f"no server answers at {base_url}: {detail}",
+        hint="is the server running, and is the port right?",
+    )
+
+
+def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure to report: a broken machine explains the bad replies beside it."""
+    flat: list[BaseException] = []
+
+    def walk(group: BaseExceptionGroup[BaseException]) -> None:
+        for error in group.exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                walk(error)
+            else:
+                flat.append(error)
+
+    walk(errors)
+    return next((error for error in flat if isinstance(error, MachineError)), flat[0])
