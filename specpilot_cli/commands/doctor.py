@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from specpilot_cli.commands import options
 
 
+class Requirement(StrEnum):
+    """What `--require` may name."""
+
+    TORCH = "torch"
+    GPU = "gpu"
+    SGLANG = "sglang"
+
+
 def doctor(
     require: Annotated[
-        list[Literal["torch", "gpu", "sglang"]] | None,
+        list[Requirement] | None,
         typer.Option("--require", help="Exit 3 if what this needs is missing; repeatable."),
     ] = None,
     as_json: options.JsonFlag = False,
@@ -37,7 +46,7 @@ def doctor(
     options.check_output(output, force)
     settings = load_settings()
     checks = run_checks(settings)
-    required = require or []
+    required = [item.value for item in require or []]
     missing = missing_for(checks, required)
 
     def row(check: Check) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,7 +64,7 @@ def run_checks(settings: Settings) -> list[Check]:
     ]
 
 
-def missing_for(checks: list[Check], required: list[Requirement]) -> list[Check]:
+def missing_for(checks: list[Check], required: Sequence[str]) -> list[Check]:
     """The failed checks that any of `required` needs."""
     return [c for c in checks if not c.ok and any(need in required for need in c.needed_for)]
 
