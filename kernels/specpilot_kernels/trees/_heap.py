@@ -17,16 +17,28 @@ _OPENED_BITS = 32  # heap tie key = depth << 32 | order of opening
 
 
 @native
-def next_candidate(row: Float32, last_value: np.float32, last_index: int) -> int:
-    """Index of the candidate after `(last_value, last_index)` in (value desc, index asc); or -1."""
+def next_candidate(
+    edge: Float32, position: int, before: int, last_value: np.float32, last_index: int
+) -> int:
+    """The candidate after `(last_value, last_index)` in order of (value desc, index asc), or -1.
+
+    Takes the lattice and two indices, not a row of it: a row view costs more than its scan.
+    """
     best = -1
-    best_value = np.float32(0.0)
-    for index in range(row.shape[0]):
-        value = row[index]
-        behind = value < last_value or (value == last_value and index > last_index)
-        if behind and (best < 0 or value > best_value):
+    best_value = np.float32(-np.inf)
+    for index in range(edge.shape[2]):
+        value = edge[position, before, index]
+        if value > best_value and (
+            value < last_value or (value == last_value and index > last_index)
+        ):
             best = index
             best_value = value
+    if best < 0:  # what is left, if anything, has probability zero
+        for index in range(edge.shape[2]):
+            if edge[position, before, index] == -np.inf and (
+                last_value > -np.inf or index > last_index
+            ):
+                return index
     return best
 
 
@@ -84,7 +96,7 @@ def build(
     n_rows = edge.shape[1]
     if n_nodes <= 0 or depth_limit <= 0:
         return 0
-    best = next_candidate(edge[0, 0], _FIRST, -1)
+    best = next_candidate(edge, 0, 0, _FIRST, -1)
     if best < 0:
         return 0
     heap_score[0] = np.float64(edge[0, 0, best])
@@ -105,11 +117,10 @@ def build(
         if built == n_nodes:
             break
         before = candidate[above] if above >= 0 and n_rows > 1 else 0
-        row = edge[level - 1, before]
-        sibling = next_candidate(row, row[chosen], chosen)
+        sibling = next_candidate(edge, level - 1, before, edge[level - 1, before, chosen], chosen)
         if sibling >= 0:
             base = score[above] if above >= 0 else 0.0
-            heap_score[0] = base + np.float64(row[sibling])
+            heap_score[0] = base + np.float64(edge[level - 1, before, sibling])
             heap_key[0] = (level << _OPENED_BITS) | opened
             opened_node[opened, 0] = above
             opened_node[opened, 1] = sibling
@@ -120,10 +131,10 @@ def build(
         if size > 0:
             _sift_down(heap_score, heap_key, size)
         if level < depth_limit:
-            below = edge[level, chosen if n_rows > 1 else 0]
-            child = next_candidate(below, _FIRST, -1)
+            below = chosen if n_rows > 1 else 0
+            child = next_candidate(edge, level, below, _FIRST, -1)
             if child >= 0:
-                heap_score[size] = path + np.float64(below[child])
+                heap_score[size] = path + np.float64(edge[level, below, child])
                 heap_key[size] = ((level + 1) << _OPENED_BITS) | opened
                 opened_node[opened, 0] = built - 1
                 opened_node[opened, 1] = child

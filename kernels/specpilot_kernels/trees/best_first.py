@@ -56,7 +56,7 @@ def best_first_batch(
     candidates = as_candidates(candidate_ids, 3)
     edges = as_edges(edge, candidates)
     limits = depth_limits(candidates.shape[0], candidates.shape[1], max_depth)
-    width = min(n_nodes, most_nodes(candidates.shape[1], candidates.shape[2], n_nodes))
+    width = min(n_nodes, paths_in_lattice(candidates.shape[1], candidates.shape[2], n_nodes))
     return TreeBatch(*_many(candidates, edges, width, limits))
 
 
@@ -96,7 +96,7 @@ def depth_limits(
     return np.minimum(limits, np.int32(n_positions))
 
 
-def most_nodes(n_positions: int, n_candidates: int, stop_at: int) -> int:
+def paths_in_lattice(n_positions: int, n_candidates: int, stop_at: int) -> int:
     """Paths a lattice holds, K + K^2 + … + K^L, counted no further than `stop_at`."""
     total, level = 0, 1
     for _ in range(n_positions):
@@ -151,5 +151,3 @@ def _many(
         for node in range(built):
             token[s, node] = candidate_ids[s, depth[s, node] - 1, candidate[node]]
     return token, parent, depth, score, sizes
-
-

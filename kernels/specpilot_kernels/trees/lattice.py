@@ -29,7 +29,7 @@ def edge_log_probs(scores: npt.NDArray[Any]) -> Float32:
 
 
 def marginal_log_probs(unary: npt.NDArray[Any], unary_logsumexp: npt.NDArray[Any]) -> Float32:
-    """Unary logits [..., K] and their full-vocabulary logsumexp [...] to log-probabilities, float32.
+    """Unary logits [..., K] and full-vocabulary logsumexp [...] to log-probabilities, float32.
 
     These are the scores of DDTree: a candidate's own probability, whatever precedes it.
     """
@@ -62,9 +62,9 @@ def as_edges(edge: npt.NDArray[Any], candidates: Int32) -> Float32:
     Accepts [..., L, K, K] (conditional) and [..., L, 1, K] (the same row for every predecessor).
     """
     result = np.ascontiguousarray(edge, dtype=np.float32)
-    n_candidates = candidates.shape[-1]
-    allowed = {(*candidates.shape[:-1], rows, n_candidates) for rows in (1, n_candidates)}
-    if result.shape not in allowed:
+    shape, wanted = result.shape, candidates.shape
+    fits = shape[:-2] == wanted[:-1] and shape[-1:] == wanted[-1:]
+    if not fits or shape[-2] not in (1, wanted[-1]):
         raise ValueError(
             f"edge of shape {result.shape} does not fit candidate_ids of shape {candidates.shape}"
         )

@@ -117,7 +117,7 @@ def path_to(tree: Tree, node: int) -> Int64:
 
 
 def check_tree(tree: Tree) -> None:
-    """Raise ValueError unless the tree is well formed: equal lengths, parents first, depths true."""
+    """Raise ValueError unless lengths agree, parents come first and depths follow from them."""
     n_nodes = tree.n_nodes
     arrays: tuple[npt.NDArray[Any], ...] = (tree.token, tree.parent, tree.depth, tree.score)
     if any(array.shape != (n_nodes,) for array in arrays):
