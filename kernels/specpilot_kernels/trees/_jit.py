@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 try:
-    import numba as _numba
+    from numba import njit
 except ImportError:  # the pure-Python path is the specification; numba only makes it fast
-    _numba = None
+    HAVE_NUMBA = False
+else:
+    HAVE_NUMBA = True
 
-HAVE_NUMBA = _numba is not None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def native(function: F) -> F:
     """Compile `function` at its first call, caching machine code on disk where that is possible."""
-    if _numba is None:
+    if not HAVE_NUMBA:
         return function
     try:
-        return cast(F, _numba.njit(cache=True)(function))
+        return cast(F, njit(cache=True)(function))
     except RuntimeError:  # numba finds no writable place for its cache: compile per process instead
-        return cast(F, _numba.njit(function))
+        return cast(F, njit(function))
