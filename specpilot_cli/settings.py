@@ -16,6 +16,7 @@ from typing import Any
 
 from specpilot_cli.errors import InputError
 
+_PREFIX = "SPECPILOT_"
 KNOWN_VARIABLES = {
     "SPECPILOT_CACHE_DIR": "folder of compiled kernels and other caches",
     "SPECPILOT_DEBUG": "1: show the traceback of an unexpected error",
@@ -87,13 +88,18 @@ def available_cores() -> int:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
     """Each `SPECPILOT_*` name that nothing reads, with the nearest known one."""
-    found = sorted(
-        name for name in environ if name.startswith("SPECPILOT_") and name not in KNOWN_VARIABLES
-    )
     return [
-        (name, next(iter(difflib.get_close_matches(name, KNOWN_VARIABLES, n=1)), None))
-        for name in found
+        (name, _nearest(name))
+        for name in sorted(environ)
+        if name.startswith(_PREFIX) and name not in KNOWN_VARIABLES
     ]
+
+
+def _nearest(name: str) -> str | None:
+    # Compare without the shared prefix, which alone would make any two names look alike.
+    known = [variable.removeprefix(_PREFIX) for variable in KNOWN_VARIABLES]
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
+    return _PREFIX + close[0] if close else None
 
 
 def _present(**values: Any) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from specpilot_cli.commands.options import check_output, exit_code, finish
+from specpilot_cli.errors import InputError
+from specpilot_cli.report.json_out import build_envelope
+from specpilot_cli.schema.result import Envelope
+
+
+def _envelope(verdict: str | None = None) -> Envelope:
+    return build_envelope("ceiling", {"gain_ratio": 1.5}, verdict=verdict)
+
+
+def _say() -> None:
+    print("gain 1.5")  # noqa: T201 - stands for a renderer
+
+
+@pytest.mark.parametrize(
+    ("verdict", "exit_zero", "code"),
+    [
+        (None, False, 0),
+        ("accept", False, 0),
+        ("promote", False, 0),
+        ("reject", False, 1),
+        ("mismatch", False, 1),
+        ("no", True, 0),
+        ("invalid", False, 4),
+        ("invalid", True, 4),
+    ],
+)
+def test_verdict_decides_the_exit_code(
+    verdict: str | None, exit_zero: bool, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as caught:
+        finish(_envelope(verdict), as_json=False, text=_say, exit_zero=exit_zero)
+    assert caught.value.exit_code == code
+    assert capsys.readouterr().out == "gain 1.5\n"
+
+
+def test_a_misspelt_verdict_cannot_pass_for_acceptance() -> None:
+    with pytest.raises(ValueError, match="unknown verdict 'acept'"):
+        exit_code("acept")
+
+
+def test_json_flag_prints_one_document_and_no_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        finish(_envelope(), as_json=True, text=_say)
+    assert json.loads(capsys.readouterr().out)["results"] == {"gain_ratio": 1.5}
+
+
+def test_dash_as_output_means_json_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        finish(_envelope(), as_json=False, output=Path("-"), text=_say)
+    assert json.loads(capsys.readouterr().out)["command"] == "ceiling"
+
+
+def test_output_file_is_written_beside_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        finish(_envelope(), as_json=False, output=tmp_path / "r.json", text=_say)
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["command"] == "ceiling"
+    assert capsys.readouterr().out == "gain 1.5\n"
+
+
+def test_other_suffixes_go_through_their_writer(tmp_path: Path) -> None:
+    with pytest.raises(typer.Exit):
+        finish(
+            _envelope(),
+            as_json=True,
+            output=tmp_path / "r.html",
+            text=_say,
+            writers={".html": lambda: "<p>1.5</p>"},
+        )
+    assert (tmp_path / "r.html").read_text(encoding="utf-8") == "<p>1.5</p>"
+
+
+def test_bad_output_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "d.json").mkdir()
+    for name, message in (
+        ("x.pdf", "unknown format"),
+        ("x", "without a suffix"),
+        ("old.json", "already exists"),
+        ("d.json", "is a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_output(tmp_path / name, False, ".html")
+    check_output(tmp_path / "old.json", True)
+    check_output(tmp_path / "new.html", False, ".html")
+    check_output(Path("-"), False)
+    check_output(None, False)
