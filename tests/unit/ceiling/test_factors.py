@@ -1,0 +1,123 @@
+"""Eq. 4 and the advice drawn from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from specpilot_cli.ceiling.advice import advise
+from specpilot_cli.ceiling.factors import Factors, ceiling_factors, measure_ceiling
+from specpilot_cli.ceiling.floors import FULL_PEAK
+from specpilot_cli.ceiling.peaks import Peaks
+from specpilot_cli.errors import InputError, MeasurementInvalid
+
+
+def _ceiling(profile, rates, **kwargs):
+    return measure_ceiling(profile, Peaks("test", rates), **kwargs)
+
+
+def test_factors_of_a_hand_made_profile(make_profile, round_rates):
+    ceiling = _ceiling(make_profile(), round_rates, tau_best=6.0)
+    # Floors 3 + 1 + 1 ms; profile 10 ms; step 12 ms; tau 4 -> 6.
+    assert ceiling.t_floor_s == pytest.approx(0.005)
+    assert ceiling.factors.tau == pytest.approx(1.5)
+    assert ceiling.factors.kernel == pytest.approx(2.0)
+    assert ceiling.factors.overhead == pytest.approx(1.2)
+    assert ceiling.factors.product == pytest.approx(3.6)
+    assert ceiling.factors.step_cost == pytest.approx(2.4)
+    assert ceiling.factors.leading == "kernel"
+    assert ceiling.unattributed_s == pytest.approx(0.001)
+
+
+def test_product_is_tau_ratio_times_step_over_floor():
+    factors = ceiling_factors(0.024, 0.020, 0.016, tau=4.0, tau_best=5.0)
+    assert factors.product == pytest.approx((5.0 / 4.0) * (0.024 / 0.016))
+
+
+@pytest.mark.parametrize(
+    ("tau", "kernel", "overhead", "leading"),
+    [
+        (1.83, 1.39, 1.01, "tau"),
+        (1.34, 1.45, 1.00, "kernel"),
+        (1.10, 1.20, 1.50, "overhead"),
+        (None, 1.05, 1.02, "kernel"),
+        (1.20, 1.20, 1.20, "tau"),
+    ],
+)
+def test_leading_factor(tau, kernel, overhead, leading):
+    assert Factors(tau, kernel, overhead).leading == leading
+
+
+def test_without_a_better_tree_the_product_is_the_step_cost(make_profile, round_rates):
+    ceiling = _ceiling(make_profile(), round_rates)
+    assert ceiling.factors.tau is None
+    assert ceiling.factors.product == pytest.approx(2.4)
+    assert any("--tau-best" in note for note in advise(ceiling).notes)
+
+
+def test_full_peak_floors_are_lower(make_profile, round_rates):
+    paper = _ceiling(make_profile(), round_rates)
+    full = _ceiling(make_profile(), round_rates, rule=FULL_PEAK)
+    assert full.t_floor_s == pytest.approx(0.0027 + 0.0006 + 0.001)
+    assert full.factors.kernel > paper.factors.kernel
+
+
+def test_best_tau_without_a_measured_one_is_refused(make_profile, round_rates):
+    with pytest.raises(InputError, match="measured tau"):
+        _ceiling(make_profile(tau=None), round_rates, tau_best=5.0)
+
+
+def test_a_profile_without_counts_has_no_floor(make_profile, round_rates, kernel):
+    with pytest.raises(InputError, match="no floor"):
+        _ceiling(make_profile(classes=[kernel("rest", 0.01, None, None)]), round_rates)
+
+
+@pytest.mark.parametrize(
+    ("times", "taus"),
+    [
+        ((0.0, 0.01, 0.01), {}),
+        ((0.01, 0.01, 0.0), {}),
+        ((0.01, float("nan"), 0.01), {}),
+        ((0.01, 0.01, 0.01), {"tau": 0.5, "tau_best": 2.0}),
+    ],
+    ids=["no step", "no floor", "nan profile", "tau below one"],
+)
+def test_impossible_quantities_carry_no_verdict(times, taus):
+    with pytest.raises(MeasurementInvalid):
+        ceiling_factors(*times, **taus)
+
+
+def test_advice_for_tokens_names_the_budget(make_profile, round_rates):
+    ceiling = _ceiling(make_profile(), round_rates, tau_best=12.0)
+    advice = advise(ceiling, best_nodes=32)
+    assert "32 nodes" in advice.next_step
+    assert "12.00 tokens per step against 4.00" in advice.next_step
+
+
+def test_advice_for_kernels_names_the_class_with_most_slack(make_profile, round_rates):
+    advice = advise(_ceiling(make_profile(), round_rates, tau_best=4.4))
+    assert advice.next_step.startswith("`target_gemm` is 3.00 ms above its floor (25.0 %")
+
+
+def test_advice_for_gaps_when_they_exceed_every_slack(make_profile, round_rates, kernel):
+    profile = make_profile(classes=[kernel("target_gemm", 0.0031, 2.7e9, 0)])
+    advice = advise(_ceiling(profile, round_rates))
+    assert "6.90 ms of the profiled step are gaps" in advice.next_step
+
+
+def test_advice_for_overhead_states_its_share(make_profile, round_rates):
+    advice = advise(_ceiling(make_profile(t_step_s=0.040), round_rates, tau_best=4.4))
+    assert advice.next_step.startswith("30.0 ms (75.0 % of the step) lie outside the profile")
+
+
+def test_advice_near_the_ceiling_is_to_change_the_step(make_profile, round_rates, kernel):
+    profile = make_profile(
+        t_step_s=0.00305, t_prof_s=0.003, classes=[kernel("target_gemm", 0.003, 2.7e9, 0)]
+    )
+    advice = advise(_ceiling(profile, round_rates, tau_best=4.0))
+    assert "1.7 % of its ceiling" in advice.headline
+    assert "two chained drafts" in advice.next_step
+
+
+def test_advice_warns_of_peaks_set_too_low(make_profile, round_rates, kernel):
+    profile = make_profile(classes=[kernel("target_gemm", 0.002, 2.7e9, 0)])
+    assert any("too low" in note for note in advise(_ceiling(profile, round_rates)).notes)
