@@ -1,0 +1,220 @@
+"""`specpilot replay`: tokens per step of other trees, from a recording."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specpilot_cli.commands import options
+
+if TYPE_CHECKING:
+    from specpilot_cli.replay.intervals import Estimate
+    from specpilot_cli.replay.result import ReplayResult, ReplayRow
+    from specpilot_cli.schema.lattice import LatticeRecording
+
+_CHOICE = "What to replay"
+_DRAFTER = "Change the recorded drafter"
+
+
+class ModeName(StrEnum):
+    """The ways to choose the anchors at which a policy is judged."""
+
+    TRAJECTORY = "trajectory"
+    ANCHORED = "anchored"
+    DENSE_MEAN = "dense-mean"
+
+
+def replay(
+    lattice: Annotated[
+        Path | None,
+        typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards."),
+    ] = None,
+    nodes: Annotated[
+        str,
+        typer.Option(
+            help="Node budgets, the root not counted: a comma list; `1-32` is a range.",
+            rich_help_panel=_CHOICE,
+        ),
+    ] = "8,16,32,63",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy of `--list`; repeatable. Default: all.", rich_help_panel=_CHOICE
+        ),
+    ] = None,
+    mode: Annotated[
+        ModeName | None,
+        typer.Option(
+            help="Where policies are judged. Default: trajectory on a dense recording.",
+            rich_help_panel=_CHOICE,
+        ),
+    ] = None,
+    positions: Annotated[
+        int | None,
+        typer.Option(help="Use only the first N drafted positions.", rich_help_panel=_DRAFTER),
+    ] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="Cap on the depth of a tree.", rich_help_panel=_DRAFTER)
+    ] = None,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            help="Divide the conditional scores by this before they are normalised.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = 1.0,
+    list_policies: Annotated[
+        bool,
+        typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE),
+    ] = False,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+    quiet: options.QuietFlag = False,
+    verbose: options.VerboseFlag = 0,
+) -> None:
+    """Tell how many tokens per step other draft trees would accept, without an engine.
+
+    Examples:
+
+        specpilot replay lattices.safetensors
+
+        specpilot replay lattices.safetensors --policy best-first --nodes 1-64 --json
+
+        specpilot replay lattices.safetensors --positions 7 -o replay.json
+
+        specpilot replay --list
+    """
+    from specpilot_cli.errors import InputError
+    from specpilot_cli.io.lattice_file import lattice_files, read_lattice
+    from specpilot_cli.replay.anchors import ReplayOptions
+    from specpilot_cli.replay.document import replay_document
+    from specpilot_cli.replay.policies import POLICIES
+    from specpilot_cli.replay.run import check_nodes
+    from specpilot_cli.replay.run import replay as run_replay
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.ui import ConsoleReporter
+
+    options.check_output(output, force)
+    if list_policies:
+        _finish_list(as_json=as_json, output=output, force=force)
+    if lattice is None:
+        raise InputError(
+            "no lattice given",
+            where="LATTICE",
+            hint="make one with `specpilot record`, or see the policies with --list",
+        )
+    budgets = check_nodes(parse_nodes(nodes))
+    recording = read_lattice(lattice)
+    with ConsoleReporter(quiet, verbose) as reporter:
+        result = run_replay(
+            recording,
+            policy or tuple(POLICIES),
+            nodes=budgets,
+            mode=None if mode is None else mode.value,
+            options=ReplayOptions(positions=positions, depth=depth, temperature=temperature),
+            reporter=reporter,
+        )
+    envelope = build_envelope(
+        "replay", replay_document(result, recording), inputs=lattice_files(lattice)
+    )
+    options.finish(
+        envelope,
+        as_json=as_json,
+        output=output,
+        force=force,
+        text=lambda: print_result(result, recording),
+    )
+
+
+def parse_nodes(text: str) -> list[int]:
+    """Node budgets of `8,16` or `1-32`; InputError on anything else."""
+    from specpilot_cli.errors import InputError
+
+    found: list[int] = []
+    for item in text.split(","):
+        first, dash, last = item.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 6 or len(last) > 6:
+            raise InputError(
+                f"not a node budget: `{item.strip()}`",
+                where="--nodes",
+                hint="give whole numbers such as `8,16,32`, or a range such as `1-32`",
+            )
+        found.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+    return found
+
+
+def print_result(result: ReplayResult, recording: LatticeRecording) -> None:
+    """Print the τ table, the table by benchmark, and what the numbers mean."""
+    from specpilot_cli.replay.document import INTERVAL_METHOD
+    from specpilot_cli.report.tables import Column, print_line, print_table
+
+    right = [Column(title, "right") for title in ("nodes", "rows", "τ")]
+    print_table(
+        ["policy", *right, "95 % interval", Column("benchmark mean", "right"),
+         Column("× chain", "right"), "95 % interval", Column("drafter expects", "right")],
+        [_row_cells(row) for row in result.rows],
+        title=f"tokens per step, {result.mode} replay",
+    )  # fmt: skip
+    names = list(result.rows[0].benchmarks) if result.rows else []
+    if len(names) > 1:
+        print_table(
+            ["policy", Column("nodes", "right"), *(Column(name, "right") for name in names)],
+            [
+                [row.policy, _count(row.nodes), *(f"{row.benchmarks[n].value:.3f}" for n in names)]
+                for row in result.rows
+            ],
+            title="τ by benchmark",
+        )
+    print_line(
+        f"recording: {result.n_requests} requests, {result.n_anchors} steps, block "
+        f"{recording.metadata.block}, {result.positions} of {recording.n_positions} positions "
+        f"used, {recording.n_candidates} candidates, by {recording.metadata.engine}"
+    )
+    print_line(f"{result.mode}: {result.bias}")
+    print_line(f"interval: {INTERVAL_METHOD}")
+
+
+def _row_cells(row: ReplayRow) -> list[str]:
+    expected = "" if row.expected_tau is None else f"{row.expected_tau:.3f}"
+    return [
+        row.policy,
+        _count(row.nodes),
+        _count(row.rows),
+        f"{row.tau.value:.3f}",
+        _interval(row.tau),
+        f"{row.benchmark_mean.value:.3f}",
+        f"{row.gain.value:.3f}",
+        _interval(row.gain),
+        expected,
+    ]
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return "needs 2 requests"
+    return f"[{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+def _finish_list(*, as_json: bool, output: Path | None, force: bool) -> None:
+    from specpilot_cli.replay.policies import POLICIES
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.tables import print_table
+
+    rows = [[policy.name, policy.summary] for policy in POLICIES.values()]
+    options.finish(
+        build_envelope(
+            "replay", {"policies": [{"name": name, "summary": text} for name, text in rows]}
+        ),
+        as_json=as_json,
+        output=output,
+        force=force,
+        text=lambda: print_table(["policy", "what it verifies"], rows),
+    )

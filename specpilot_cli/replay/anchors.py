@@ -1,0 +1,119 @@
+"""The recorded steps as policies see them: what was offered, and what truly followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.schema.lattice import LatticeRecording
+
+_CHUNK_ANCHORS = 1024  # a chunk of 15 × 16 × 16 float32 edges stays below 16 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What to change about the recorded drafter before replaying.
+
+    positions: use only the first so many drafted positions (default all).
+    depth: cap on the depth of any tree. In replay it accepts what `positions` would; the two
+    differ in what drafting costs.
+    temperature: divides the conditional scores before they are normalised; 1 changes nothing.
+    """
+
+    positions: int | None = None
+    depth: int | None = None
+    temperature: float = 1.0
+
+
+#: The recorded drafter, unchanged.
+AS_RECORDED = ReplayOptions()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchors:
+    """The steps of a recording that have something to predict, `A` of them, in file order.
+
+    step [A] int64: index into the recording's step axis. request [A] int64. remaining [A] int32:
+    output tokens after the anchor, at least 1. truth [A, P] int32: the tokens that followed, -1
+    past the end of the output. first [R] and count [R] int64: each request's range of anchors.
+    """
+
+    recording: LatticeRecording
+    step: npt.NDArray[np.int64]
+    request: npt.NDArray[np.int64]
+    remaining: npt.NDArray[np.int32]
+    truth: npt.NDArray[np.int32]
+    first: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+
+    @property
+    def n_anchors(self) -> int:
+        """Steps that can be replayed, A."""
+        return int(self.step.shape[0])
+
+    @property
+    def n_positions(self) -> int:
+        """Positions in use, P: the depth that no tree exceeds."""
+        return int(self.truth.shape[1])
+
+    @property
+    def candidate_ids(self) -> npt.NDArray[np.int32]:
+        """Candidates of all anchors, [A, P, K] int32."""
+        ids = self.recording.candidate_ids[:, : self.n_positions]
+        return ids if self.n_anchors == self.recording.n_steps else ids[self.step]
+
+    def chunks(self) -> Iterator[slice]:
+        """Ranges of anchors small enough to copy their edges at once."""
+        for start in range(0, self.n_anchors, _CHUNK_ANCHORS):
+            yield slice(start, min(start + _CHUNK_ANCHORS, self.n_anchors))
+
+    def truth_in_lattice(self) -> npt.NDArray[np.bool_]:
+        """Where the true token is among the candidates of its position, [A, P] bool."""
+        hits = (self.candidate_ids == self.truth[:, :, None]).any(axis=-1)
+        return np.asarray(hits, dtype=np.bool_)
+
+
+def prepare(recording: LatticeRecording, options: ReplayOptions) -> Anchors:
+    """Line up every recorded step with the output tokens that followed it.
+
+    Raises InputError if an option does not fit the recording or nothing is left to replay.
+    """
+    n_positions = _positions_in_use(recording, options)
+    lengths = np.diff(recording.output_offsets)
+    request = recording.step_request.astype(np.int64)
+    remaining = lengths[request] - 1 - recording.step_position
+    step = np.flatnonzero(remaining > 0)
+    if step.size == 0:
+        raise InputError(
+            "nothing to replay: no recorded step has an output token after it",
+            hint="record requests of at least two output tokens",
+        )
+    request, left = request[step], remaining[step].astype(np.int32)
+    ahead = np.arange(n_positions)
+    known = ahead < left[:, None]  # [A, P]
+    start = recording.output_offsets[request] + recording.step_position[step] + 1
+    index = np.where(known, start[:, None] + ahead, 0)
+    truth = np.where(known, recording.output_ids[index], np.int32(-1)).astype(np.int32)
+    count = np.bincount(request, minlength=recording.n_requests).astype(np.int64)
+    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(count)[:-1]])
+    return Anchors(recording, step, request, left, truth, first, count)
+
+
+def _positions_in_use(recording: LatticeRecording, options: ReplayOptions) -> int:
+    for name, value in (("--positions", options.positions), ("--depth", options.depth)):
+        if value is not None and not 1 <= value <= recording.n_positions:
+            raise InputError(
+                f"{name} {value} is outside 1 to {recording.n_positions}, "
+                "the positions of this recording",
+                where=name,
+            )
+    if not (options.temperature > 0 and np.isfinite(options.temperature)):
+        raise InputError(
+            f"--temperature {options.temperature} is not a positive number", where="--temperature"
+        )
+    wanted = [recording.n_positions, options.positions, options.depth]
+    return min(value for value in wanted if value is not None)

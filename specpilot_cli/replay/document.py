@@ -1,0 +1,75 @@
+"""A replay result as plain data for the JSON envelope; keys end in their unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specpilot_cli.replay.intervals import CONFIDENCE, Estimate
+from specpilot_cli.replay.result import ReplayResult, ReplayRow
+from specpilot_cli.schema.lattice import LatticeRecording
+
+INTERVAL_METHOD = (
+    f"{CONFIDENCE:.0%} two-sided t interval of log tau, clustered by request; "
+    "gains are paired by request"
+)
+
+
+def replay_document(result: ReplayResult, recording: LatticeRecording) -> dict[str, Any]:
+    """Everything a reader needs to quote a row: the numbers, the mode and its bias, the source."""
+    return {
+        "mode": result.mode,
+        "bias": result.bias,
+        "interval_method": INTERVAL_METHOD,
+        "positions": result.positions,
+        "temperature": result.temperature,
+        "recording": recording_document(recording),
+        "requests_replayed": result.n_requests,
+        "anchors": result.n_anchors,
+        "recall_by_position_ratio": result.recall_by_position.tolist(),
+        "chain_mismatch_ratio": result.chain_mismatch_ratio,
+        "rows": [row_document(row) for row in result.rows],
+    }
+
+
+def recording_document(recording: LatticeRecording) -> dict[str, Any]:
+    """Where the lattices come from and how many there are."""
+    metadata = recording.metadata
+    return {
+        "mode": metadata.mode,
+        "block": metadata.block,
+        "positions": recording.n_positions,
+        "candidates": recording.n_candidates,
+        "engine": metadata.engine,
+        "target_sha256": metadata.target_sha256,
+        "drafter_sha256": metadata.drafter_sha256,
+        "requests": recording.n_requests,
+        "steps": recording.n_steps,
+        "output_tokens": int(recording.output_ids.size),
+    }
+
+
+def row_document(row: ReplayRow) -> dict[str, Any]:
+    """One policy at one budget."""
+    return {
+        "policy": row.policy,
+        "nodes": row.nodes,
+        "rows": row.rows,
+        "tau_tokens_per_step": _estimate(row.tau),
+        "benchmark_mean_tokens_per_step": _estimate(row.benchmark_mean),
+        "by_benchmark_tokens_per_step": {
+            name: _estimate(estimate) for name, estimate in row.benchmarks.items()
+        },
+        "gain_over_chain_ratio": _estimate(row.gain),
+        "expected_tokens_per_step": row.expected_tau,
+        "tokens": int(row.tokens.sum()),
+        "steps": int(row.steps.sum()),
+    }
+
+
+def _estimate(estimate: Estimate) -> dict[str, Any]:
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "requests": estimate.n_requests,
+    }

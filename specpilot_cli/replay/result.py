@@ -1,0 +1,69 @@
+"""What replay returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specpilot_cli.replay.intervals import Estimate
+from specpilot_cli.replay.modes import Mode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayRow:
+    """One policy at one node budget.
+
+    nodes: drafted tokens per step; rows: nodes + 1, the root included; both None for the oracle.
+    tau: total tokens over total steps of all requests. benchmarks: the same per benchmark;
+    benchmark_mean: their equal-weight mean. gain: tau over the full chain's on this recording.
+    expected_tau: the drafter's own estimate at the same anchors, None where it has none.
+    tokens, steps [R] int64: per request, in the recording's order.
+    """
+
+    policy: str
+    nodes: int | None
+    rows: int | None
+    tau: Estimate
+    benchmarks: dict[str, Estimate]
+    benchmark_mean: Estimate
+    gain: Estimate
+    expected_tau: float | None
+    tokens: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayResult:
+    """All rows of one replay and what they were computed from.
+
+    recall_by_position [P] float64: how often the true token is among the candidates, over all
+    recorded anchors with a known token there. chain_mismatch_ratio: share of anchors where the
+    recorded stock chain is not the argmax walk over the recorded scores.
+    """
+
+    mode: Mode
+    bias: str
+    positions: int
+    temperature: float
+    rows: list[ReplayRow]
+    n_requests: int
+    n_anchors: int
+    recall_by_position: npt.NDArray[np.float64]
+    chain_mismatch_ratio: float
+
+    def curve(self, policy: str) -> dict[int, float]:
+        """τ by node budget of one policy; empty for the oracle."""
+        return {
+            row.nodes: row.tau.value
+            for row in self.rows
+            if row.policy == policy and row.nodes is not None
+        }
+
+    def row(self, policy: str, nodes: int | None) -> ReplayRow:
+        """The row of a policy at a budget; KeyError if it was not asked for."""
+        for row in self.rows:
+            if row.policy == policy and row.nodes == nodes:
+                return row
+        raise KeyError(f"{policy} at {nodes} nodes")
