@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -65,6 +66,9 @@ _EXIT_CODES = {
 }  # fmt: skip
 
 
+_READER_LEFT = 128 + 13
+
+
 def exit_code(verdict: str | None) -> int:
     """0 for a yes or no verdict at all, 1 for a no, 4 for a measurement that carries none.
 
@@ -122,11 +126,16 @@ def emit(
     if output is not None and str(output) != "-":
         content = document if output.suffix == ".json" else (writers or {})[output.suffix]()
         atomic_write_text(output, content, force=force)
-    if to_stdout:
-        sys.stdout.write(document)
-    else:
-        text()
-    sys.stdout.flush()
+    try:
+        if to_stdout:
+            sys.stdout.write(document)
+        else:
+            text()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader left. Exit code 1 would read as a verdict, so end as SIGPIPE would.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(_READER_LEFT) from None
 
 
 def finish(

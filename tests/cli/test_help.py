@@ -1,0 +1,84 @@
+"""Every command explains itself with examples that name real options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+
+from specpilot_cli.app import app
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path, command
+    for name, child in children.items():
+        yield from _commands(child, (*path, name))
+
+
+_ALL = dict(_commands(typer.main.get_command(app)))
+_EVERY = pytest.mark.parametrize("path", _ALL, ids=" ".join)
+
+
+def _options(command: Any) -> set[str]:
+    return {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
+
+
+def _examples(command: Any) -> list[list[str]]:
+    """Words of each example command in the help text; a trailing backslash continues a line."""
+    text = (command.help or "").split("Examples:", 1)[-1].replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line.strip().startswith("specpilot ")]
+
+
+def test_the_table_of_commands_is_complete() -> None:
+    assert set(_ALL) == {
+        ("apply", "recipe"),
+        ("ceiling",),
+        ("convert-w12",),
+        ("doctor",),
+        ("paired-bench",),
+        ("profile",),
+        ("record",),
+        ("replay",),
+        ("serve",),
+        ("token-force",),
+        ("w12", "inspect"),
+        ("w12", "restore"),
+        ("w12", "verify"),
+    }
+
+
+@_EVERY
+def test_help_is_a_summary_then_examples(path: tuple[str, ...]) -> None:
+    text = _ALL[path].help or ""
+    summary = text.strip().splitlines()[0]
+    assert summary.endswith(".")
+    assert len(summary) <= 100
+    assert "Examples:" in text
+    assert _examples(_ALL[path])
+
+
+@_EVERY
+def test_examples_use_the_command_and_its_real_options(path: tuple[str, ...]) -> None:
+    known = _options(_ALL[path]) | {"--help", "-h"}
+    for words in _examples(_ALL[path]):
+        assert tuple(words[1 : 1 + len(path)]) == path
+        flags = {word.split("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+        assert flags <= known, flags - known
+
+
+@_EVERY
+def test_every_option_has_help(path: tuple[str, ...]) -> None:
+    silent = [p.name for p in _ALL[path].params if not getattr(p, "help", None)]
+    assert silent == []
+
+
+@_EVERY
+def test_results_can_be_had_as_json(path: tuple[str, ...]) -> None:
+    if path == ("serve",):
+        pytest.skip("a server has no result")
+    assert "--json" in _options(_ALL[path])

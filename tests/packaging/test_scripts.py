@@ -1,0 +1,40 @@
+"""The shell scripts parse, and nothing in the repository depends on one machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SCRIPTS = (".ci/run", "scripts/test.sh", "scripts/venv.sh", "scripts/demo.sh")
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+def test_script_parses(repo: Path, name: str) -> None:
+    subprocess.run(["bash", "-n", name], cwd=repo, check=True, timeout=10)
+
+
+@pytest.mark.parametrize("name", [".ci/run", "scripts/test.sh", "scripts/demo.sh"])
+def test_script_is_executable(repo: Path, name: str) -> None:
+    assert os.access(repo / name, os.X_OK)
+
+
+def test_a_current_environment_is_reused(repo: Path, tmp_path: Path) -> None:
+    """A matching stamp means no pip run: the fake `python -m venv` here would fail."""
+    (tmp_path / "pyproject.toml").write_text("x = 1\n", encoding="utf-8")
+    venv = tmp_path / "env"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "specpilot").write_text("#!/bin/sh\n", encoding="utf-8")
+    (venv / "bin" / "specpilot").chmod(0o755)
+    stamp = (
+        '{ cat pyproject.toml; python3 -VV; echo "test $SPECPILOT_CPU_TORCH $PWD"; }'
+        " | sha256sum | cut -d' ' -f1 > env/.stamp"
+    )
+    source = f"source {repo / 'scripts' / 'venv.sh'}"
+    script = f"set -eu; {source}; {stamp}; ensure_venv env test && echo reused"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("reused\n", "")
