@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -136,14 +137,15 @@ def parse_nodes(text: str) -> list[int]:
 
     found: list[int] = []
     for item in text.split(","):
-        first, dash, last = item.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 6 or len(last) > 6:
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", item.strip())
+        if match is None:
             raise InputError(
                 f"not a node budget: `{item.strip()}`",
                 where="--nodes",
                 hint="give whole numbers such as `8,16,32`, or a range such as `1-32`",
             )
-        found.extend(range(int(first), int(last) + 1) if dash else [int(first)])
+        first, last = match.group(1), match.group(2) or match.group(1)
+        found.extend(range(int(first), int(last) + 1))
     return found
 
 

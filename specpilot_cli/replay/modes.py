@@ -41,7 +41,7 @@ def resolve_mode(recording: LatticeRecording, requested: Mode | None) -> Mode:
         f"mode `{requested}` needs a lattice at every output position, "
         "but this recording is anchored",
         where="--mode",
-        hint="make a dense recording with `specpilot record`, or use `--mode anchored` with its bias",
+        hint="make a dense recording with `specpilot record`, or use `--mode anchored`",
     )
 
 
