@@ -1,0 +1,69 @@
+"""The smallest fault that an audit of this size would have caught.
+
+An acceptance says little without it: ten short answers are accepted whatever is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from specpilot_cli.stats import more_frequent_p_value, t_quantile
+from specpilot_cli.token_force.rules import EventRule, RateTest
+
+_POWER = 0.95
+_BISECTIONS = 60
+
+
+def detectable_rate_difference(test: RateTest) -> float:
+    """Rate difference that `test` rejects with 95 % power, given the spread it measured."""
+    quantiles = t_quantile(1.0 - test.alpha, test.estimate.df) + t_quantile(
+        _POWER, test.estimate.df
+    )
+    return test.margin + quantiles * test.estimate.se
+
+
+def rejecting_count(
+    base_events: int, exposure: float, base_exposure: float, alpha: float, n_requests: int
+) -> int | None:
+    """Fewest requests with an unexplained event that reject; None if all would not."""
+    for count in range(1, n_requests + 1):
+        if more_frequent_p_value(count, exposure, base_events, base_exposure) < alpha:
+            return count
+    return None
+
+
+def detectable_event_rate(rule: EventRule, request_tokens: Sequence[int]) -> float | None:
+    """Unexplained events per token, at independent positions, caught with 95 % power.
+
+    request_tokens: output tokens of each of the system's requests. None when even an event in
+    every request would not reject.
+    """
+    exposure = np.asarray(request_tokens, dtype=np.float64) * rule.system.tested_share
+    needed = rejecting_count(
+        rule.stock.n_test_requests,
+        rule.system.exposure_tokens,
+        rule.stock.exposure_tokens,
+        rule.alpha,
+        len(request_tokens),
+    )
+    if needed is None or _power(1.0, exposure, needed) < _POWER:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _power(middle, exposure, needed) >= _POWER else (middle, high)
+    return high
+
+
+def _power(rate: float, exposure: npt.NDArray[np.float64], needed: int) -> float:
+    """P(at least `needed` requests have an event), exact for independent requests."""
+    hit = -np.expm1(-rate * exposure)
+    below = np.zeros(needed)  # P(exactly k requests so far), k < needed
+    below[0] = 1.0
+    for chance in hit:
+        below[1:] = below[1:] * (1.0 - chance) + below[:-1] * chance
+        below[0] *= 1.0 - chance
+    return float(1.0 - below.sum())
