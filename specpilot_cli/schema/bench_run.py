@@ -24,6 +24,7 @@ class BenchSettings(FileModel):
     block_requests: int = Field(ge=1)
     aa_sessions: int = Field(ge=1)
     aa_limit: int | None
+    limit: int | None
     warmup: int = Field(ge=1)
     base_identical_ratio: float = Field(ge=0)
     base_diverging_ratio: float = Field(ge=0)
