@@ -12,9 +12,14 @@ import typer
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from specpilot_cli.replay.anchors import ReplayOptions
     from specpilot_cli.replay.intervals import Estimate
+    from specpilot_cli.replay.modes import Mode
     from specpilot_cli.replay.result import ReplayResult, ReplayRow
     from specpilot_cli.schema.lattice import LatticeRecording
+    from specpilot_cli.schema.result import Envelope
 
 _CHOICE = "What to replay"
 _DRAFTER = "Change the recorded drafter"
@@ -28,54 +33,60 @@ class ModeName(StrEnum):
     DENSE_MEAN = "dense-mean"
 
 
+LatticeArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards."),
+]
+NodesOption = Annotated[
+    str,
+    typer.Option(
+        help="Node budgets, the root not counted: a comma list; `1-32` is a range.",
+        rich_help_panel=_CHOICE,
+    ),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A policy of `--list`; repeatable. Default: all.", rich_help_panel=_CHOICE),
+]
+ModeOption = Annotated[
+    ModeName | None,
+    typer.Option(
+        help="Where policies are judged. Default: trajectory on a dense recording.",
+        rich_help_panel=_CHOICE,
+    ),
+]
+PositionsOption = Annotated[
+    int | None,
+    typer.Option(help="Use only the first N drafted positions.", rich_help_panel=_DRAFTER),
+]
+DepthOption = Annotated[
+    int | None, typer.Option(help="Cap on the depth of a tree.", rich_help_panel=_DRAFTER)
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option(
+        help="Divide the conditional scores by this before they are normalised.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
+ListFlag = Annotated[
+    bool, typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE)
+]
+
+
 def replay(
-    lattice: Annotated[
-        Path | None,
-        typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards."),
-    ] = None,
-    nodes: Annotated[
-        str,
-        typer.Option(
-            help="Node budgets, the root not counted: a comma list; `1-32` is a range.",
-            rich_help_panel=_CHOICE,
-        ),
-    ] = "8,16,32,63",
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A policy of `--list`; repeatable. Default: all.", rich_help_panel=_CHOICE
-        ),
-    ] = None,
-    mode: Annotated[
-        ModeName | None,
-        typer.Option(
-            help="Where policies are judged. Default: trajectory on a dense recording.",
-            rich_help_panel=_CHOICE,
-        ),
-    ] = None,
-    positions: Annotated[
-        int | None,
-        typer.Option(help="Use only the first N drafted positions.", rich_help_panel=_DRAFTER),
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(help="Cap on the depth of a tree.", rich_help_panel=_DRAFTER)
-    ] = None,
-    temperature: Annotated[
-        float,
-        typer.Option(
-            help="Divide the conditional scores by this before they are normalised.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = 1.0,
-    list_policies: Annotated[
-        bool,
-        typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE),
-    ] = False,
+    lattice: LatticeArgument = None,
+    nodes: NodesOption = "8,16,32,63",
+    policy: PolicyOption = None,
+    mode: ModeOption = None,
+    positions: PositionsOption = None,
+    depth: DepthOption = None,
+    temperature: TemperatureOption = 1.0,
+    list_policies: ListFlag = False,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
     quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:
     """Tell how many tokens per step other draft trees would accept, without an engine.
 
@@ -89,46 +100,69 @@ def replay(
 
         specpilot replay --list
     """
+    from specpilot_cli.replay.anchors import ReplayOptions
+
+    options.check_output(output, force)
+    if list_policies:
+        envelope, text = _policy_list()
+    else:
+        envelope, text = _replay_file(
+            lattice,
+            parse_nodes(nodes),
+            policy,
+            None if mode is None else mode.value,
+            ReplayOptions(positions=positions, depth=depth, temperature=temperature),
+            quiet=quiet,
+        )
+    options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
+
+
+def _replay_file(
+    lattice: Path | None,
+    budgets: list[int],
+    policies: list[str] | None,
+    mode: Mode | None,
+    replay_options: ReplayOptions,
+    *,
+    quiet: bool,
+) -> tuple[Envelope, Callable[[], None]]:
     from specpilot_cli.errors import InputError
     from specpilot_cli.io.lattice_file import lattice_files, read_lattice
-    from specpilot_cli.replay.anchors import ReplayOptions
     from specpilot_cli.replay.document import replay_document
     from specpilot_cli.replay.policies import POLICIES
-    from specpilot_cli.replay.run import check_nodes
     from specpilot_cli.replay.run import replay as run_replay
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(output, force)
-    if list_policies:
-        _finish_list(as_json=as_json, output=output, force=force)
     if lattice is None:
         raise InputError(
             "no lattice given",
             where="LATTICE",
             hint="make one with `specpilot record`, or see the policies with --list",
         )
-    budgets = check_nodes(parse_nodes(nodes))
-    recording = read_lattice(lattice)
-    with ConsoleReporter(quiet, verbose) as reporter:
+    with ConsoleReporter(quiet) as reporter:
+        recording = read_lattice(lattice)
         result = run_replay(
             recording,
-            policy or tuple(POLICIES),
+            policies or tuple(POLICIES),
             nodes=budgets,
-            mode=None if mode is None else mode.value,
-            options=ReplayOptions(positions=positions, depth=depth, temperature=temperature),
+            mode=mode,
+            options=replay_options,
             reporter=reporter,
         )
-    envelope = build_envelope(
-        "replay", replay_document(result, recording), inputs=lattice_files(lattice)
-    )
-    options.finish(
-        envelope,
-        as_json=as_json,
-        output=output,
-        force=force,
-        text=lambda: print_result(result, recording),
-    )
+    document = replay_document(result, recording)
+    envelope = build_envelope("replay", document, inputs=lattice_files(lattice))
+    return envelope, lambda: print_result(result, recording)
+
+
+def _policy_list() -> tuple[Envelope, Callable[[], None]]:
+    from specpilot_cli.replay.policies import POLICIES
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.tables import print_table
+
+    rows = [[policy.name, policy.summary] for policy in POLICIES.values()]
+    document = {"policies": [{"name": name, "summary": text} for name, text in rows]}
+    return build_envelope("replay", document), lambda: print_table(["policy", "verifies"], rows)
 
 
 def parse_nodes(text: str) -> list[int]:
@@ -203,20 +237,3 @@ def _interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return "needs 2 requests"
     return f"[{estimate.low:.3f}, {estimate.high:.3f}]"
-
-
-def _finish_list(*, as_json: bool, output: Path | None, force: bool) -> None:
-    from specpilot_cli.replay.policies import POLICIES
-    from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.report.tables import print_table
-
-    rows = [[policy.name, policy.summary] for policy in POLICIES.values()]
-    options.finish(
-        build_envelope(
-            "replay", {"policies": [{"name": name, "summary": text} for name, text in rows]}
-        ),
-        as_json=as_json,
-        output=output,
-        force=force,
-        text=lambda: print_table(["policy", "what it verifies"], rows),
-    )

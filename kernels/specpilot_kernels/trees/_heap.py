@@ -14,6 +14,7 @@ from specpilot_kernels.trees.types import Float32, Float64, Int32, Int64
 
 _FIRST = np.float32(np.inf)  # "the value before the best one" when a scan starts
 _OPENED_BITS = 32  # heap tie key = depth << 32 | order of opening
+_OPENED_MASK = (1 << _OPENED_BITS) - 1
 
 
 @native
@@ -80,6 +81,29 @@ def _sift_down(heap_score: Float64, heap_key: Int64, size: int) -> None:
 
 
 @native
+def _push(heap_score: Float64, heap_key: Int64, size: int, score: float, key: int) -> int:
+    heap_score[size], heap_key[size] = score, key
+    _sift_up(heap_score, heap_key, size)
+    return size + 1
+
+
+@native
+def _replace_top(heap_score: Float64, heap_key: Int64, size: int, score: float, key: int) -> int:
+    heap_score[0], heap_key[0] = score, key
+    _sift_down(heap_score, heap_key, size)
+    return size
+
+
+@native
+def _drop_top(heap_score: Float64, heap_key: Int64, size: int) -> int:
+    size -= 1
+    heap_score[0], heap_key[0] = heap_score[size], heap_key[size]
+    if size > 0:
+        _sift_down(heap_score, heap_key, size)
+    return size
+
+
+@native
 def build(
     edge: Float32,  # [L, P, K], P = K or 1
     n_nodes: int,
@@ -93,52 +117,39 @@ def build(
     opened_node: Int32,  # [2 n + 2, 2]: parent and candidate of the i-th opened node
 ) -> int:
     """Fill the outputs with the best-first tree and return how many nodes it has."""
-    n_rows = edge.shape[1]
-    if n_nodes <= 0 or depth_limit <= 0:
-        return 0
-    best = next_candidate(edge, 0, 0, _FIRST, -1)
-    if best < 0:
-        return 0
-    heap_score[0] = np.float64(edge[0, 0, best])
-    heap_key[0] = np.int64(1) << _OPENED_BITS
-    opened_node[0, 0] = -1
-    opened_node[0, 1] = best
-    size, opened, built = 1, 1, 0
+    conditional = edge.shape[1] > 1
+    size, opened, built = 0, 0, 0
+    best = next_candidate(edge, 0, 0, _FIRST, -1) if n_nodes > 0 and depth_limit > 0 else -1
+    if best >= 0:
+        opened_node[0, 0], opened_node[0, 1] = -1, best
+        size = _push(heap_score, heap_key, 0, np.float64(edge[0, 0, best]), 1 << _OPENED_BITS)
+        opened = 1
     while size > 0:
         path, key = heap_score[0], heap_key[0]
-        order = key & ((np.int64(1) << _OPENED_BITS) - 1)
+        order, level = key & _OPENED_MASK, key >> _OPENED_BITS
         above, chosen = opened_node[order, 0], opened_node[order, 1]
-        level = key >> _OPENED_BITS
-        candidate[built] = chosen
-        parent[built] = above
-        depth[built] = level
+        candidate[built], parent[built], depth[built] = chosen, above, level
         score[built] = path
         built += 1
         if built == n_nodes:
             break
-        before = candidate[above] if above >= 0 and n_rows > 1 else 0
-        sibling = next_candidate(edge, level - 1, before, edge[level - 1, before, chosen], chosen)
-        if sibling >= 0:
+        row = candidate[above] if above >= 0 and conditional else 0
+        nearest = next_candidate(edge, level - 1, row, edge[level - 1, row, chosen], chosen)
+        if nearest >= 0:  # the next best sibling takes the popped node's place
             base = score[above] if above >= 0 else 0.0
-            heap_score[0] = base + np.float64(edge[level - 1, before, sibling])
-            heap_key[0] = (level << _OPENED_BITS) | opened
-            opened_node[opened, 0] = above
-            opened_node[opened, 1] = sibling
+            value = base + np.float64(edge[level - 1, row, nearest])
+            opened_node[opened, 0], opened_node[opened, 1] = above, nearest
+            size = _replace_top(heap_score, heap_key, size, value, (level << _OPENED_BITS) | opened)
             opened += 1
         else:
-            size -= 1
-            heap_score[0], heap_key[0] = heap_score[size], heap_key[size]
-        if size > 0:
-            _sift_down(heap_score, heap_key, size)
+            size = _drop_top(heap_score, heap_key, size)
         if level < depth_limit:
-            below = chosen if n_rows > 1 else 0
-            child = next_candidate(edge, level, below, _FIRST, -1)
+            row = chosen if conditional else 0
+            child = next_candidate(edge, level, row, _FIRST, -1)
             if child >= 0:
-                heap_score[size] = path + np.float64(edge[level, below, child])
-                heap_key[size] = ((level + 1) << _OPENED_BITS) | opened
-                opened_node[opened, 0] = built - 1
-                opened_node[opened, 1] = child
+                value = path + np.float64(edge[level, row, child])
+                opened_node[opened, 0], opened_node[opened, 1] = built - 1, child
+                key = ((level + 1) << _OPENED_BITS) | opened
+                size = _push(heap_score, heap_key, size, value, key)
                 opened += 1
-                _sift_up(heap_score, heap_key, size)
-                size += 1
     return built

@@ -12,13 +12,20 @@ of one predecessor, the lower index. The rule only fixes which of several equal 
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_kernels.trees.lattice import as_candidates, as_edges, full_scores
 from specpilot_kernels.trees.types import Tree
+
+
+class _Node(NamedTuple):
+    candidate: int  # index among the candidates of its position
+    parent: int
+    depth: int
+    score: float
 
 
 def best_first_reference(
@@ -31,53 +38,35 @@ def best_first_reference(
     """Build the best-first tree of one lattice; same arguments and result as `best_first`."""
     candidates = as_candidates(candidate_ids, 2)  # [L, K]
     scores = full_scores(as_edges(edge, candidates))  # [L, K or 1, K]
-    n_positions = candidates.shape[0]
+    ranking = np.argsort(-scores, axis=-1, kind="stable")  # candidates of each row, best first
+    n_positions, n_rows, n_candidates = scores.shape
     depth_limit = n_positions if max_depth is None else min(max_depth, n_positions)
-    sorted_rows: dict[tuple[int, int], list[int]] = {}
-
-    def ranked(position: int, predecessor: int) -> list[int]:
-        # All nodes with the same depth and candidate share this list: the lattice is first-order.
-        key = (position, predecessor if scores.shape[1] > 1 else 0)
-        if key not in sorted_rows:
-            sorted_rows[key] = np.argsort(-scores[key], kind="stable").tolist()
-        return sorted_rows[key]
-
-    token: list[int] = []
-    parent: list[int] = []
-    depth: list[int] = []
-    score: list[float] = []
-    candidate: list[int] = []  # candidate index of every node
+    nodes: list[_Node] = []
     heap: list[tuple[float, int, int, int, int]] = []  # (-score, depth, opened, parent, rank)
     opened = 0
 
-    def open_node(parent_node: int, rank: int) -> None:
+    def open_node(parent: int, rank: int) -> None:
         nonlocal opened
-        position = 0 if parent_node < 0 else depth[parent_node]
-        predecessor = 0 if parent_node < 0 else candidate[parent_node]
-        if position >= depth_limit or rank >= candidates.shape[1]:
-            return
-        index = ranked(position, predecessor)[rank]
-        row = predecessor if scores.shape[1] > 1 else 0
-        base = 0.0 if parent_node < 0 else score[parent_node]
-        path = base + float(scores[position, row, index])
-        heapq.heappush(heap, (-path, position + 1, opened, parent_node, rank))
-        opened += 1
+        depth, base = (nodes[parent].depth, nodes[parent].score) if parent >= 0 else (0, 0.0)
+        if depth < depth_limit and rank < n_candidates:
+            row = row_of(parent)
+            score = base + float(scores[depth, row, ranking[depth, row, rank]])
+            heapq.heappush(heap, (-score, depth + 1, opened, parent, rank))
+            opened += 1
+
+    def row_of(parent: int) -> int:
+        return nodes[parent].candidate if parent >= 0 and n_rows > 1 else 0
 
     open_node(-1, 0)
-    while heap and len(token) < n_nodes:
-        negative, node_depth, _, parent_node, rank = heapq.heappop(heap)
-        predecessor = 0 if parent_node < 0 else candidate[parent_node]
-        index = ranked(node_depth - 1, predecessor)[rank]
-        token.append(int(candidates[node_depth - 1, index]))
-        parent.append(parent_node)
-        depth.append(node_depth)
-        score.append(-negative)
-        candidate.append(index)
-        open_node(parent_node, rank + 1)
-        open_node(len(token) - 1, 0)
+    while heap and len(nodes) < n_nodes:
+        negative, depth, _, parent, rank = heapq.heappop(heap)
+        candidate = int(ranking[depth - 1, row_of(parent), rank])
+        nodes.append(_Node(candidate, parent, depth, -negative))
+        open_node(parent, rank + 1)
+        open_node(len(nodes) - 1, 0)
     return Tree(
-        np.array(token, dtype=np.int32),
-        np.array(parent, dtype=np.int32),
-        np.array(depth, dtype=np.int32),
-        np.array(score, dtype=np.float64),
+        np.array([candidates[n.depth - 1, n.candidate] for n in nodes], dtype=np.int32),
+        np.array([n.parent for n in nodes], dtype=np.int32),
+        np.array([n.depth for n in nodes], dtype=np.int32),
+        np.array([n.score for n in nodes], dtype=np.float64),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+
 from specpilot_kernels.trees import edge_log_probs
 
 Lattice = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
