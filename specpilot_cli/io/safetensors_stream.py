@@ -25,6 +25,7 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
 
 MAX_HEADER_BYTES = 100_000_000
+_WIDEST_OFFSET = 10**15
 
 #: safetensors dtype → numpy dtype that holds the same bits.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -74,10 +75,7 @@ class TensorData:
 
     def memory(self) -> memoryview:
         """Return the data as a flat byte view; raises ValueError when the length is wrong."""
-        if isinstance(self.data, bytes):
-            view = memoryview(self.data)
-        else:
-            view = byte_view(self.data)
+        view = memoryview(self.data) if isinstance(self.data, bytes) else byte_view(self.data)
         if view.nbytes != tensor_nbytes(self.dtype, self.shape):
             raise ValueError(
                 f"{self.dtype} {list(self.shape)} needs {tensor_nbytes(self.dtype, self.shape)} "
@@ -88,7 +86,7 @@ class TensorData:
 
 def byte_view(array: npt.NDArray[Any]) -> memoryview:
     """Return the bytes of `array` in C order without copying when it is contiguous."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def tensor_nbytes(dtype: str, shape: Iterable[int]) -> int:
@@ -169,7 +167,7 @@ class SafetensorsFile:
         """Return tensor `name` [shape] in its NUMPY_DTYPES dtype (BF16 and U16: uint16)."""
         info = self.info(name)
         flat = np.empty(info.nbytes, dtype=np.uint8)
-        self._read_at(info.start, memoryview(flat))
+        self._read_at(info.start, flat.data)
         return flat.view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
 
     def read_bytes(self, name: str) -> bytes:
@@ -300,6 +298,21 @@ def encode_header(
         end = position + tensor_nbytes(dtype, shape)
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
         position = end
+    return _frame(entries)
+
+
+def header_bound(
+    specs: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> int:
+    """Return bytes enough for the header of these tensors in any order and at any offsets."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    for name, dtype, shape in specs:
+        offsets = [_WIDEST_OFFSET, _WIDEST_OFFSET]
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+    return len(_frame(entries))
+
+
+def _frame(entries: dict[str, Any]) -> bytes:
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

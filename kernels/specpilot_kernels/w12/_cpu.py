@@ -205,8 +205,7 @@ def pack_rows(bits, window, ptr, records, escape_col, escape_bits):  # type: ign
     bits uint16 [rows, cols]; window uint8 [rows]; ptr int32 [rows] = where each row's escapes
     begin; writes records uint8 [row blocks, column blocks, 12288] and the rows' escapes.
     """
-    rows, cols = bits.shape
-    blocks = records.shape[1]
+    rows, blocks = bits.shape[0], records.shape[1]
     view = np.zeros((_WARP_ROWS, blocks * _COLS), dtype=np.uint8)
     low = np.zeros((_WARP_ROWS, blocks * _COLS), dtype=np.uint8)
     view64, low64 = view.reshape(-1).view(np.uint64), low.reshape(-1).view(np.uint64)
@@ -244,8 +243,7 @@ def _take_escapes(source, lo, cursor, view, low, escape_col, escape_bits):  # ty
 @_compiled
 def unpack_rows(records, window, ptr, escape_col, escape_bits, bits):  # type: ignore[no-untyped-def]
     """Decode whole row blocks of one matrix; ptr int32 [rows + 1]; writes bits [rows, cols]."""
-    rows, cols = bits.shape
-    blocks = records.shape[1]
+    rows, blocks = bits.shape[0], records.shape[1]
     view = np.empty((_WARP_ROWS, blocks * _COLS), dtype=np.uint8)
     low = np.empty((_WARP_ROWS, blocks * _COLS), dtype=np.uint8)
     view64, low64 = view.reshape(-1).view(np.uint64), low.reshape(-1).view(np.uint64)

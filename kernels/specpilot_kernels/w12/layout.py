@@ -45,6 +45,15 @@ ESCAPE_COL_BYTES: Final = 4
 ESCAPE_BITS_BYTES: Final = 2
 MAX_ESCAPES: Final = 2**31 - 1
 
+PART_SUFFIXES: Final = {
+    "records": "_w12",
+    "window": "_w12_window",
+    "escape_ptr": "_w12_escape_ptr",
+    "escape_col": "_w12_escape_col",
+    "escape_bits": "_w12_escape_bits",
+}
+"""Part of an encoded tensor -> suffix of the checkpoint tensor that holds it, in hashing order."""
+
 FIXED_EXPONENT_BASE: Final = 0x70
 """A kernel may decode to exponent field 0x70 | offset and multiply channel n by
 2 ** (lo_n - 0x70) after the sum: `fixed_base_bits` is that decode for one weight."""

@@ -1,0 +1,178 @@
+"""`specpilot w12`: verify, restore and inspect W12 folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specpilot_cli.commands import options
+from specpilot_cli.commands.convert_w12 import Threads, default_threads
+
+if TYPE_CHECKING:
+    from specpilot_cli.convert_w12.verify import Verification
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="w12",
+    help="Verify, restore and inspect W12 folders.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings=_CONTEXT,
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by convert-w12.")]
+
+
+@app.command(context_settings=_CONTEXT)
+def verify(
+    folder: Folder,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="SRC", help="Compare with this checkpoint, bit by bit."),
+    ] = None,
+    threads: Threads = None,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+    quiet: options.QuietFlag = False,
+    exit_zero: options.ExitZeroFlag = False,
+) -> None:
+    """Decode every tensor and compare it with the hash of the source's bits.
+
+    Exit 0: identical; 1: a tensor or file differs, named; 2: not a sound W12 folder.
+
+    Examples:
+
+        specpilot w12 verify Qwen3.8-27B-W12
+
+        specpilot w12 verify Qwen3.8-27B-W12 --against Qwen3.8-27B --json
+    """
+    from specpilot_cli.convert_w12.verify import verify_folder
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.ui import ConsoleReporter
+
+    options.check_output(output, force)
+    with ConsoleReporter(quiet) as reporter:
+        found = verify_folder(
+            folder, against, threads=threads or default_threads(), reporter=reporter
+        )
+        for name in found.unknown_files:
+            reporter.note(f"not part of the conversion: `{name}`")
+    envelope = build_envelope(
+        "w12 verify",
+        {"folder": folder, "against": against, **_as_object(found)},
+        inputs=[folder / "w12_manifest.json"],
+        verdict=found.verdict,
+    )
+    options.finish(
+        envelope,
+        as_json=as_json,
+        output=output,
+        force=force,
+        text=lambda: _print_verification(found),
+        exit_zero=exit_zero,
+    )
+
+
+@app.command(context_settings=_CONTEXT)
+def restore(
+    folder: Folder,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to create.")],
+    threads: Threads = None,
+    force: options.ForceFlag = False,
+    as_json: options.JsonFlag = False,
+    quiet: options.QuietFlag = False,
+) -> None:
+    """Give the original checkpoint back, every shard byte for byte.
+
+    Examples:
+
+        specpilot w12 restore Qwen3.8-27B-W12 -o Qwen3.8-27B
+    """
+    from specpilot_cli.convert_w12.restore import restore_folder
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.tables import Column, print_line, print_table
+    from specpilot_cli.ui import ConsoleReporter
+
+    with ConsoleReporter(quiet) as reporter:
+        done = restore_folder(
+            folder, out, threads=threads or default_threads(), force=force, reporter=reporter
+        )
+
+    def text() -> None:
+        columns = [Column("shard"), Column("sha256"), Column("bytes", "right")]
+        print_table(columns, done.shards)
+        print_line(f"{done.tensors} tensors and {done.files} other files restored to {out}")
+
+    shards = [{"name": name, "sha256": sha, "size_bytes": size} for name, sha, size in done.shards]
+    envelope = build_envelope(
+        "w12 restore",
+        {"out": out, "tensors": done.tensors, "files": done.files, "shards": shards},
+        inputs=[folder / "w12_manifest.json"],
+        verdict="identical",
+    )
+    options.finish(envelope, as_json=as_json, text=text)
+
+
+@app.command(context_settings=_CONTEXT)
+def inspect(
+    folder: Folder,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+) -> None:
+    """Show each tensor's bits per weight, escapes and windows, and the totals.
+
+    Examples:
+
+        specpilot w12 inspect Qwen3.8-27B-W12
+
+        specpilot w12 inspect Qwen3.8-27B-W12 --json
+    """
+    from specpilot_cli.convert_w12.inspect import inspect_folder, totals
+    from specpilot_cli.report import w12 as show
+    from specpilot_cli.report.json_out import build_envelope
+
+    options.check_output(output, force)
+    outcomes = inspect_folder(folder)
+
+    def text() -> None:
+        show.print_tensors(outcomes)
+        show.print_totals(outcomes)
+
+    envelope = build_envelope(
+        "w12 inspect",
+        {
+            "folder": folder,
+            "totals": show.totals_object(totals(outcomes)),
+            "tensors": show.tensor_objects(outcomes),
+        },
+        inputs=[folder / "w12_manifest.json"],
+    )
+    options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
+
+
+def _as_object(found: Verification) -> dict[str, object]:
+    return {
+        "tensors": found.tensors,
+        "converted_tensors": found.converted,
+        "files": found.files,
+        "compared_tensors": found.compared,
+        "problems": found.problems,
+        "unknown_files": found.unknown_files,
+    }
+
+
+def _print_verification(found: Verification) -> None:
+    from specpilot_cli.report.tables import print_line
+
+    for problem in found.problems:
+        print_line(f"{problem.kind} `{problem.name}`: {problem.what}")
+    with_source = f", {found.compared} compared with the source" if found.compared else ""
+    print_line(
+        f"{found.verdict}: {found.tensors} tensors ({found.converted} as W12), "
+        f"{found.files} other files{with_source}"
+    )

@@ -1,0 +1,89 @@
+"""What a W12 folder holds, tensor by tensor, and in total."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from specpilot_cli.convert_w12.plan import Outcome
+from specpilot_cli.io.safetensors_stream import tensor_nbytes
+from specpilot_cli.io.w12_folder import W12Folder, stored_specs
+from specpilot_cli.schema.w12_manifest import W12Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over tensors, file headers not counted.
+
+    converted_*: of the tensors stored as W12 only. A bits-per-weight value is None where there
+    are no weights to divide by.
+    """
+
+    tensors: int
+    converted_tensors: int
+    raw_bytes: int
+    stored_bytes: int
+    converted_raw_bytes: int
+    converted_stored_bytes: int
+    converted_weights: int
+    escapes: int
+
+    @property
+    def saved_ratio(self) -> float | None:
+        """Share of the checkpoint's tensor bytes that is gone."""
+        return 1 - self.stored_bytes / self.raw_bytes if self.raw_bytes else None
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Over the converted tensors."""
+        if not self.converted_weights:
+            return None
+        return self.converted_stored_bytes * 8 / self.converted_weights
+
+    @property
+    def escape_ratio(self) -> float | None:
+        """Escapes per converted weight."""
+        return self.escapes / self.converted_weights if self.converted_weights else None
+
+
+def totals(outcomes: Iterable[Outcome]) -> Totals:
+    """Return the sums over `outcomes`."""
+    every = list(outcomes)
+    converted = [outcome for outcome in every if outcome.converted]
+    return Totals(
+        tensors=len(every),
+        converted_tensors=len(converted),
+        raw_bytes=sum(outcome.raw_bytes for outcome in every),
+        stored_bytes=sum(outcome.stored_bytes for outcome in every),
+        converted_raw_bytes=sum(outcome.raw_bytes for outcome in converted),
+        converted_stored_bytes=sum(outcome.stored_bytes for outcome in converted),
+        converted_weights=sum(outcome.weights for outcome in converted),
+        escapes=sum(outcome.escapes or 0 for outcome in converted),
+    )
+
+
+def inspect_folder(path: Path) -> tuple[Outcome, ...]:
+    """Return one outcome per tensor of the W12 folder at `path`; reads windows, not records.
+
+    InputError: an unfinished or malformed folder.
+    """
+    with W12Folder(path) as opened:
+        return tuple(_outcome(opened, tensor) for tensor in opened.manifest.tensors)
+
+
+def _outcome(opened: W12Folder, tensor: W12Tensor) -> Outcome:
+    shape = tuple(tensor.shape)
+    stored = sum(tensor_nbytes(dtype, dims) for _, dtype, dims in stored_specs(tensor))
+    raw = tensor_nbytes(tensor.dtype, shape)
+    if tensor.encoding == "stored":
+        return Outcome(
+            tensor.name, tensor.dtype, shape, tensor.shard, raw, stored, reason=tensor.reason
+        )
+    window = opened.window(tensor)
+    return Outcome(
+        tensor.name, tensor.dtype, shape, tensor.shard, raw, stored,
+        escapes=tensor.escapes,
+        window_low=int(window.min()),
+        window_high=int(window.max()),
+    )  # fmt: skip

@@ -1,0 +1,68 @@
+"""Checks on a folder to be written, before anything is: never the source, never by surprise."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.units import format_bytes
+
+
+def check_target(target: Path, source: Path, written: Collection[str], *, force: bool) -> None:
+    """Raise InputError unless `target` may be created, or with `force` replaced.
+
+    Refused: a symlink (it may lead into a shared cache), a folder inside the source or around
+    it, a non-empty folder without `force`, and with `force` a folder holding files other than
+    `written` (relative paths): replacing it would lose them.
+    """
+    if target.is_symlink():
+        raise InputError(
+            f"`{target}` is a symbolic link", where=str(target), hint="give a real folder"
+        )
+    here, there = source.resolve(), target.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise InputError(
+            f"`{target}` overlaps the source folder `{source}`",
+            where=str(target),
+            hint="write to a folder outside the source",
+        )
+    if not target.is_dir():
+        return
+    present = [file for file in target.rglob("*") if file.is_symlink() or not file.is_dir()]
+    if present and not force:
+        raise InputError(
+            f"`{target}` exists and is not empty",
+            where=str(target),
+            hint="choose another folder, or use --force to replace it",
+        )
+    extra = [file for file in present if file.relative_to(target).as_posix() not in written]
+    if extra:
+        raise InputError(
+            f"`{target}` holds `{extra[0].relative_to(target)}`, which replacing it would lose",
+            where=str(target),
+            hint="choose another folder, or remove that file first",
+        )
+
+
+def check_disk(target: Path, needed_bytes: int) -> None:
+    """Raise MachineError if the disk of `target` has less than `needed_bytes` free."""
+    existing = next(folder for folder in (target, *target.absolute().parents) if folder.is_dir())
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < needed_bytes:
+        raise MachineError(
+            f"not enough room: {format_bytes(needed_bytes)} needed, "
+            f"{format_bytes(free_bytes)} free",
+            where=str(target),
+            hint="free some space or write to another disk",
+        )
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy contents (of a link: what it points to), creating parent folders."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copyfile(source, target)
+    except FileNotFoundError as error:
+        raise InputError(f"cannot read `{source}`", where=str(source)) from error

@@ -1,0 +1,192 @@
+"""A Hugging Face checkpoint folder: configuration, safetensors shards, index and other files.
+
+The index and the shards must agree in both directions; a folder whose weights cannot be told
+apart from leftovers is refused rather than guessed at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.json_file import parse_json
+from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorInfo
+
+CONFIG_NAME = "config.json"
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+# Weights in other forms, and weights that no index names: never part of the checkpoint.
+_WEIGHT_SUFFIXES = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".msgpack", ".h5", ".npz",
+    ".partial",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HfFolder:
+    """A checked checkpoint folder.
+
+    tensors: (shard name, where it lies) in the order of shards and of data inside each.
+    carried: relative paths of the other files that belong to the model.
+    left_out: relative paths of files that do not: other weight formats, unlisted shards.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    config_text: str
+    index: dict[str, Any] | None
+    index_text: str | None
+    shards: tuple[str, ...]
+    tensors: tuple[tuple[str, TensorInfo], ...]
+    carried: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for _, info in self.tensors)
+
+
+def open_hf_folder(path: Path) -> HfFolder:
+    """Read and check the folder at `path`.
+
+    InputError: no folder, no config.json, no safetensors weights, an index that disagrees with
+    its shards, a damaged shard, one tensor name in two shards.
+    """
+    if not path.is_dir():
+        raise InputError(f"no such model folder: `{path}`", where=str(path))
+    config_text = read_exact_text(path / CONFIG_NAME)
+    config = _object(config_text, path / CONFIG_NAME)
+    index_path = path / INDEX_NAME
+    index_text = read_exact_text(index_path) if index_path.is_file() else None
+    index = _object(index_text, index_path) if index_text is not None else None
+    weight_map = _weight_map(index, index_path) if index is not None else None
+    shards = _shard_names(path, weight_map)
+    tensors = tuple(_tensors(path, shards))
+    if weight_map is not None:
+        _compare_with_index(weight_map, tensors, index_path)
+    carried, left_out = _other_files(path, shards)
+    return HfFolder(
+        path, config, config_text, index, index_text, shards, tensors, carried, left_out
+    )
+
+
+def read_exact_text(path: Path) -> str:
+    """Return the file's text such that encoding it as UTF-8 gives the file's bytes again."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise InputError(f"no `{path.name}` in `{path.parent}`", where=str(path)) from None
+    except OSError as error:
+        raise InputError(f"cannot read: {error.strerror or error}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"not UTF-8: {error}", where=str(path)) from error
+
+
+def _object(text: str, path: Path) -> dict[str, Any]:
+    value = parse_json(text, str(path))
+    if not isinstance(value, dict):
+        raise InputError("expected a JSON object", where=str(path))
+    return value
+
+
+def _weight_map(index: dict[str, Any], path: Path) -> dict[str, str]:
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError("`weight_map` is missing or empty", where=str(path))
+    for name, shard in weight_map.items():
+        plain = isinstance(shard, str) and PurePosixPath(shard).name == shard
+        if not plain or not shard.endswith(".safetensors") or shard.startswith("."):
+            raise InputError(
+                f"`{name}` points to {shard!r}, not to a safetensors file of this folder",
+                where=str(path),
+            )
+    return weight_map
+
+
+def _shard_names(path: Path, weight_map: dict[str, str] | None) -> tuple[str, ...]:
+    if weight_map is not None:
+        names = tuple(sorted(set(weight_map.values())))
+        missing = [name for name in names if not (path / name).is_file()]
+        if missing:
+            raise InputError(
+                f"the index names `{missing[0]}`, which is not in the folder",
+                where=str(path / INDEX_NAME),
+                hint="the download is incomplete: fetch the missing shards",
+            )
+        return names
+    found = tuple(sorted(file.name for file in path.glob("*.safetensors")))
+    if SINGLE_NAME in found:
+        return (SINGLE_NAME,)
+    if len(found) == 1:
+        return found
+    what = "holds no safetensors weights" if not found else "holds several shards but no index"
+    raise InputError(
+        f"`{path}` {what}",
+        where=str(path),
+        hint=f"expected `{SINGLE_NAME}`, or shards and `{INDEX_NAME}`",
+    )
+
+
+def _tensors(path: Path, shards: tuple[str, ...]) -> Iterator[tuple[str, TensorInfo]]:
+    seen: dict[str, str] = {}
+    for shard in shards:
+        with SafetensorsFile(path / shard) as file:
+            for name in file.names:
+                if name in seen:
+                    raise InputError(
+                        f"tensor `{name}` is in `{seen[name]}` and in `{shard}`", where=str(path)
+                    )
+                seen[name] = shard
+                yield shard, file.info(name)
+
+
+def _compare_with_index(
+    weight_map: dict[str, str], tensors: tuple[tuple[str, TensorInfo], ...], path: Path
+) -> None:
+    found = {info.name: shard for shard, info in tensors}
+    for name, shard in weight_map.items():
+        if found.get(name) != shard:
+            raise InputError(
+                f"`{name}` is not in `{shard}`, where the index puts it", where=str(path)
+            )
+    extra = next((name for name in found if name not in weight_map), None)
+    if extra is not None:
+        raise InputError(f"`{extra}` in `{found[extra]}` is not in the index", where=str(path))
+
+
+def _other_files(path: Path, shards: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    handled = {CONFIG_NAME, INDEX_NAME, *shards}
+    carried: list[str] = []
+    left_out: list[str] = []
+    for relative in sorted(_visible_files(path, path)):
+        if relative in handled:
+            continue
+        weights = PurePosixPath(relative).suffix in _WEIGHT_SUFFIXES
+        stale_index = relative.endswith(".safetensors.index.json")
+        (left_out if weights or stale_index else carried).append(relative)
+    return tuple(carried), tuple(left_out)
+
+
+def _visible_files(folder: Path, root: Path) -> Iterator[str]:
+    """Yield relative paths of files below `folder`; hidden ones and linked folders are skipped."""
+    for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            if not entry.is_symlink():
+                yield from _visible_files(entry, root)
+        elif entry.is_file():
+            yield entry.relative_to(root).as_posix()
+        else:
+            raise InputError(f"`{entry}` is neither a file nor a folder", where=str(root))
+
+
+def config_json(config: dict[str, Any]) -> str:
+    """Return a configuration as Hugging Face writes it."""
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,117 @@
+"""How the W12 commands show tensors: JSON objects, one table per folder, kept ones by reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from specpilot_cli.convert_w12.inspect import Totals, totals
+from specpilot_cli.convert_w12.plan import Outcome
+from specpilot_cli.report.tables import Column, print_pairs, print_table
+from specpilot_cli.units import format_bytes
+
+
+def tensor_objects(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    """Return one JSON object per tensor."""
+    return [
+        {
+            "name": o.name,
+            "dtype": o.dtype,
+            "shape": list(o.shape),
+            "shard": o.shard,
+            "encoding": "w12" if o.converted else "stored",
+            "raw_bytes": o.raw_bytes,
+            "stored_bytes": o.stored_bytes,
+            "bits_per_weight": o.bits_per_weight,
+            "escapes": o.escapes,
+            "window_low": o.window_low,
+            "window_high": o.window_high,
+            "reason": o.reason,
+        }
+        for o in outcomes
+    ]
+
+
+def totals_object(sums: Totals) -> dict[str, Any]:
+    """Return the sums as a JSON object."""
+    return {
+        "tensors": sums.tensors,
+        "converted_tensors": sums.converted_tensors,
+        "raw_bytes": sums.raw_bytes,
+        "stored_bytes": sums.stored_bytes,
+        "saved_ratio": sums.saved_ratio,
+        "converted_raw_bytes": sums.converted_raw_bytes,
+        "converted_stored_bytes": sums.converted_stored_bytes,
+        "converted_weights": sums.converted_weights,
+        "bits_per_weight": sums.bits_per_weight,
+        "escapes": sums.escapes,
+        "escape_ratio": sums.escape_ratio,
+    }
+
+
+def print_tensors(outcomes: Iterable[Outcome]) -> None:
+    """Print one row per tensor: bits per weight, escapes, spread of the windows, or why kept.
+
+    Windows are shown as powers of two: `2^-15 … 2^-9` spans the channels' lowest binades.
+    """
+    columns = [
+        Column("tensor"),
+        Column("shape"),
+        Column("bits/weight", "right"),
+        Column("escapes", "right"),
+        Column("windows from", "right"),
+        Column("kept because"),
+    ]
+    print_table(columns, [_row(outcome) for outcome in outcomes])
+
+
+def print_kept(outcomes: Iterable[Outcome]) -> None:
+    """Print tensors that stayed as they are, grouped by reason."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.reason is not None:
+            groups.setdefault(outcome.reason, []).append(outcome)
+    if not groups:
+        return
+    columns = [Column("kept", "right"), Column("size", "right"), Column("why"), Column("such as")]
+    rows = [
+        (len(kept), format_bytes(sum(o.raw_bytes for o in kept)), reason, kept[0].name)
+        for reason, kept in groups.items()
+    ]
+    print_table(columns, rows)
+
+
+def print_totals(outcomes: Iterable[Outcome]) -> None:
+    """Print the sums over a folder."""
+    sums = totals(outcomes)
+    pairs: list[tuple[str, object]] = [
+        ("tensors", f"{sums.converted_tensors} of {sums.tensors} as W12"),
+        ("size", _arrow(sums.raw_bytes, sums.stored_bytes)),
+    ]
+    if sums.converted_weights:
+        pairs += [
+            ("converted", _arrow(sums.converted_raw_bytes, sums.converted_stored_bytes)),
+            ("bits per weight", f"{sums.bits_per_weight:.4f} over the converted tensors"),
+            ("escapes", f"{sums.escapes} ({sums.escape_ratio:.2e} of the converted weights)"),
+        ]
+    print_pairs(pairs)
+
+
+def _arrow(before_bytes: int, after_bytes: int) -> str:
+    change = f" (−{1 - after_bytes / before_bytes:.1%})" if before_bytes else ""
+    return f"{format_bytes(before_bytes)} → {format_bytes(after_bytes)}{change}"
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    shape = "×".join(str(length) for length in outcome.shape) or "scalar"
+    bits = outcome.bits_per_weight
+    shown = f"{bits:.3f}" if bits is not None else "–"
+    if outcome.window_low is None or outcome.window_high is None:
+        return outcome.name, shape, shown, "", "", f"{outcome.reason} ({outcome.dtype})"
+    low, high = _binade(outcome.window_low), _binade(outcome.window_high)
+    windows = low if low == high else f"{low} … {high}"
+    return outcome.name, shape, shown, str(outcome.escapes), windows, ""
+
+
+def _binade(field: int) -> str:
+    return f"2^{field - 127}" if field else "0"
