@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from typing import Annotated
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from specpilot_cli import __version__
+from specpilot_cli.settings import option_defaults, read_config, unknown_variables
+from specpilot_cli.ui import ConsoleReporter
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -49,6 +54,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -69,6 +75,47 @@ def root(
     Exit codes: 0 done or accepted · 1 the verdict is no · 2 bad usage or input · 3 this machine
     lacks something · 4 the measurement carries no verdict · 70 a bug · 130 interrupted.
     """
+    commands = dict(_leaves(context.command))
+    _warn_about_variables(commands.values())
+    options = {" ".join(path): _names(command) for path, command in commands.items()}
+    defaults = option_defaults(read_config(os.environ, Path.cwd()), options)
+    nested: dict[str, Any] = {}
+    for path in commands:
+        level = nested
+        for part in path[:-1]:
+            level = level.setdefault(part, {})
+        level[path[-1]] = defaults.get(" ".join(path), {})
+    context.default_map = nested
+
+
+def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with its words."""
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield path, command
+        return
+    for name, child in children.items():
+        yield from _leaves(child, (*path, name))
+
+
+def _names(command: Any) -> dict[str, str]:
+    """Long option names without dashes → parameter names."""
+    return {
+        flag.removeprefix("--"): param.name
+        for param in command.params
+        for flag in param.opts
+        if flag.startswith("--") and flag != "--help"
+    }
+
+
+def _warn_about_variables(commands: Iterable[Any]) -> None:
+    declared: set[str] = set()
+    for param in (param for command in commands for param in command.params):
+        names = getattr(param, "envvar", None) or ()
+        declared |= {names} if isinstance(names, str) else set(names)
+    for name, nearest in unknown_variables(os.environ, declared):
+        meant = f"; did you mean `{nearest}`?" if nearest else ""
+        ConsoleReporter().warn(f"unknown variable `{name}` is ignored{meant}")
 
 
 def _exists(module: str) -> bool:

@@ -15,7 +15,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from specpilot_cli.app import app
 
-        _warn_about_variables()
         app(args=None if argv is None else list(argv), prog_name="specpilot")
     except SystemExit as stop:
         return _code_of(stop)
@@ -66,14 +65,6 @@ def _report_bug(error: Exception) -> None:
 
 def _debugging() -> bool:
     return os.environ.get("SPECPILOT_DEBUG", "0") not in ("", "0")
-
-
-def _warn_about_variables() -> None:
-    from specpilot_cli.settings import unknown_variables
-
-    for name, nearest in unknown_variables(os.environ):
-        meant = f"; did you mean `{nearest}`?" if nearest else ""
-        _say(f"unknown variable `{name}` is ignored{meant}", label="warning", style="yellow")
 
 
 def _say(text: str, *, label: str | None = None, style: str = "") -> None:

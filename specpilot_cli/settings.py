@@ -1,82 +1,86 @@
-"""Settings that outlive one command, and every environment variable specpilot reads.
+"""Option defaults from configuration files, and the environment variables specpilot reads.
 
-First found wins: option, environment, project file `specpilot.toml` in the working folder, user
-file `$XDG_CONFIG_HOME/specpilot/config.toml`, default. `SPECPILOT_NO_CONFIG=1` skips both files.
+First found wins: the option itself, its environment variable, the project file `specpilot.toml`
+in the working folder, the user file `$XDG_CONFIG_HOME/specpilot/config.toml`, the built-in
+default. `SPECPILOT_NO_CONFIG=1` skips both files. A file looks like this:
+
+    gpu = "h200"            # every command that has --gpu
+
+    [paired-bench]          # one command
+    seed = 7
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specpilot_cli.errors import InputError
 
 _PREFIX = "SPECPILOT_"
+# Variables that no option declares; those of options are collected from the commands.
 KNOWN_VARIABLES = {
-    "SPECPILOT_CACHE_DIR": "folder of compiled kernels and other caches",
     "SPECPILOT_DEBUG": "1: show the traceback of an unexpected error",
     "SPECPILOT_NO_CONFIG": "1: ignore both configuration files",
     "SPECPILOT_NO_PROGRESS": "1: no progress bars and no progress lines",
-    "SPECPILOT_THREADS": "threads of CPU work; default: the cores this process may use",
-    "SPECPILOT_VENV": "virtual environment that scripts/test.sh and scripts/demo.sh use",
+    "SPECPILOT_PARENT_PID": "set by specpilot for the servers it starts",
+    "SPECPILOT_VENV": "virtual environment of scripts/test.sh and scripts/demo.sh",
 }
+
+# Command ("ceiling", "w12 verify") → its option names without dashes → parameter names.
+Options = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """The effective values; `sources` says where each came from."""
+class ConfigFile:
+    """One configuration file that exists, parsed."""
 
-    cache_dir: Path
-    threads: int
-    sources: dict[str, str] = field(default_factory=dict)
+    path: Path
+    values: dict[str, Any]
 
 
-def load_settings(
-    *,
-    cache_dir: Path | None = None,
-    threads: int | None = None,
-    environ: Mapping[str, str] | None = None,
-    project_folder: Path | None = None,
-) -> Settings:
-    """Merge options, environment and files. Raises `InputError` naming the bad place."""
-    env = os.environ if environ is None else environ
-    layers: list[tuple[str, dict[str, Any]]] = [
-        ("option", _present(cache_dir=cache_dir, threads=threads)),
-        (
-            "environment",
-            _present(
-                cache_dir=env.get("SPECPILOT_CACHE_DIR"), threads=env.get("SPECPILOT_THREADS")
-            ),
-        ),
-    ]
-    if env.get("SPECPILOT_NO_CONFIG", "0") in ("", "0"):
-        project = (Path.cwd() if project_folder is None else project_folder) / "specpilot.toml"
-        for path in (project, _user_folder(env, "XDG_CONFIG_HOME", ".config") / "config.toml"):
-            layers.append((str(path), _read(path)))
-    layers.append(
-        (
-            "default",
-            {
-                "cache_dir": _user_folder(env, "XDG_CACHE_HOME", ".cache"),
-                "threads": available_cores(),
-            },
-        )
-    )
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for key in ("cache_dir", "threads"):
-        source, value = next((name, layer[key]) for name, layer in layers if key in layer)
-        values[key], sources[key] = value, source
-    return Settings(
-        cache_dir=Path(str(values["cache_dir"])).expanduser(),
-        threads=_positive(values["threads"], sources["threads"]),
-        sources=sources,
-    )
+def read_config(environ: Mapping[str, str], project_folder: Path) -> list[ConfigFile]:
+    """The user file, then the project file, as far as they exist: later ones win.
+
+    Raises `InputError` with file and line for a file that cannot be parsed.
+    """
+    if environ.get("SPECPILOT_NO_CONFIG", "0") not in ("", "0"):
+        return []
+    base = environ.get("XDG_CONFIG_HOME")
+    folder = Path(base) if base else Path(environ.get("HOME", "~")).expanduser() / ".config"
+    paths = (folder / "specpilot" / "config.toml", project_folder / "specpilot.toml")
+    return [ConfigFile(path, values) for path in paths if (values := _read(path)) is not None]
+
+
+def option_defaults(files: Iterable[ConfigFile], options: Options) -> dict[str, dict[str, Any]]:
+    """Defaults by command and parameter name.
+
+    A table in a file counts for its command and beats a plain key of the same file; a plain key
+    counts for every command with that option. Raises `InputError` for a name nothing has.
+    """
+    defaults: dict[str, dict[str, Any]] = {}
+    for file in files:
+        plain = {k: v for k, v in file.values.items() if not isinstance(v, dict)}
+        tables = {k: v for k, v in file.values.items() if isinstance(v, dict)}
+        everything = {name for names in options.values() for name in names}
+        for key in plain:
+            _known(key, everything, "option", file.path)
+        for command in tables:
+            _known(command, options, "command", file.path)
+        for command, names in options.items():
+            own = tables.get(command, {})
+            for key in own:
+                _known(key, names, f"option of `{command}`", file.path)
+            found = {names[k]: v for k, v in {**plain, **own}.items() if k in names}
+            if found:
+                defaults.setdefault(command, {}).update(found)
+    return defaults
 
 
 def available_cores() -> int:
@@ -86,55 +90,48 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def unknown_variables(environ: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """Each `SPECPILOT_*` name that nothing reads, with the nearest known one."""
+def unknown_variables(
+    environ: Mapping[str, str], declared: Iterable[str] = ()
+) -> list[tuple[str, str | None]]:
+    """Each `SPECPILOT_*` name that nothing reads, with the nearest known one.
+
+    `declared` are the variables of options.
+    """
+    known = {*KNOWN_VARIABLES, *declared}
     return [
-        (name, _nearest(name))
+        (name, _nearest_variable(name, known))
         for name in sorted(environ)
-        if name.startswith(_PREFIX) and name not in KNOWN_VARIABLES
+        if name.startswith(_PREFIX) and name not in known
     ]
 
 
-def _nearest(name: str) -> str | None:
+def _nearest_variable(name: str, known: Iterable[str]) -> str | None:
     # Compare without the shared prefix, which alone would make any two names look alike.
-    known = [variable.removeprefix(_PREFIX) for variable in KNOWN_VARIABLES]
-    close = difflib.get_close_matches(name.removeprefix(_PREFIX), known, n=1)
+    bare = [variable.removeprefix(_PREFIX) for variable in known]
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX), bare, n=1)
     return _PREFIX + close[0] if close else None
 
 
-def _present(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value not in (None, "")}
-
-
-def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
-    base = env.get(variable)
-    return (Path(base) if base else Path(env.get("HOME", "~")) / fallback) / "specpilot"
-
-
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any] | None:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}
+        return None
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"invalid TOML: {error}", where=str(path)) from error
-    for key, value in data.items():
-        if key not in ("cache_dir", "threads"):
-            raise InputError(
-                f"unknown key `{key}`", where=str(path), hint="known keys: `cache_dir`, `threads`"
-            )
-        if key == "cache_dir" and not isinstance(value, str):
-            raise InputError("`cache_dir` must be text", where=str(path))
-    return data
+        line = re.search(r"at line (\d+)", str(error))
+        where = f"{path}:{line.group(1)}" if line else str(path)
+        raise InputError(f"invalid TOML: {error}", where=where) from error
 
 
-def _positive(value: Any, source: str) -> int:
-    text = str(value)
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InputError(
-            f"`threads` must be a whole number of at least 1, not `{value}`",
-            where="SPECPILOT_THREADS" if source == "environment" else source,
-        )
-    return int(text)
+def _known(key: str, known: Iterable[str], what: str, path: Path) -> None:
+    names = sorted(known)
+    if key in names:
+        return
+    close = difflib.get_close_matches(key, names, n=1)
+    raise InputError(
+        f"no {what} is called `{key}`",
+        where=str(path),
+        hint=f"did you mean `{close[0]}`?" if close else f"known: {', '.join(names)}",
+    )

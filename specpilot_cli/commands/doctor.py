@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,11 +43,11 @@ def doctor(
     from specpilot_cli.errors import MachineError
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_line, print_table
-    from specpilot_cli.settings import load_settings
+    from specpilot_cli.settings import KNOWN_VARIABLES, read_config
 
     options.check_output(output, force)
-    settings = load_settings()
-    checks = run_checks(settings)
+    checks = run_checks()
+    files = read_config(os.environ, Path.cwd())
     required = [item.value for item in require or []]
     missing = missing_for(checks, required)
 
@@ -57,12 +59,19 @@ def doctor(
         for check in checks:
             if check.fix and not check.ok:
                 print_line(f"{check.name}: {check.fix}")
+        for file in files:
+            print_line(f"defaults from {file.path}")
 
     envelope = build_envelope(
         "doctor",
-        {"checks": checks, "required": required, "missing": [c.name for c in missing],
-         "settings": settings},
-    )  # fmt: skip
+        {
+            "checks": checks,
+            "required": required,
+            "missing": [check.name for check in missing],
+            "config_files": files,
+            "variables": {name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ},
+        },
+    )
     options.emit(envelope, as_json=as_json, output=output, force=force, text=text)
     if missing:
         raise MachineError(

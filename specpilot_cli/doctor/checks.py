@@ -5,6 +5,7 @@ torch is imported in a child process only: a broken installation must not take d
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from specpilot_cli.doctor.cuda_driver import CudaDevice, cuda_devices
-from specpilot_cli.settings import Settings, available_cores
+from specpilot_cli.settings import available_cores
 from specpilot_cli.units import format_bytes
 
 Requirement = Literal["torch", "gpu", "sglang"]
@@ -41,15 +42,15 @@ class Check:
     fix: str | None = None
 
 
-def run_checks(settings: Settings) -> list[Check]:
+def run_checks() -> list[Check]:
     """Every check, in the order they are shown."""
     devices = cuda_devices()
     return [
         _python(),
         _cores(),
         _memory(),
-        _cache_folder(settings.cache_dir),
         _numba(),
+        _numba_cache(),
         _imported("torch", "the reference engine: serve, record, profile, the demo", ("torch",)),
         _package("tokenizers", "text prompts in the reference engine", ("torch",), "torch"),
         _package("starlette", "the reference engine's HTTP server", ("torch",), "torch"),
@@ -115,21 +116,6 @@ def _cgroup_bytes(name: str) -> int | None:
         return None
 
 
-def _cache_folder(folder: Path) -> Check:
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    writable = existing.is_dir() and os.access(existing, os.W_OK)
-    free = f", {format_bytes(shutil.disk_usage(existing).free)} free" if writable else ""
-    return Check(
-        "cache folder",
-        writable,
-        f"{folder}{free}",
-        "compiled kernels are kept between runs",
-        fix="set SPECPILOT_CACHE_DIR to a folder you may write",
-    )
-
-
 def _numba() -> Check:
     enables = "fast W12 conversion and tree replay; without it the numpy code runs"
     try:
@@ -138,6 +124,45 @@ def _numba() -> Check:
     except (ImportError, SystemError, RuntimeError) as error:
         return Check("numba", False, str(error).splitlines()[0], enables, fix="pip install numba")
     return Check("numba", True, str(numba.__version__), enables)
+
+
+def _numba_cache() -> Check:
+    folders = _cache_folders()
+    usable = next((folder for folder in folders if _writable(folder)), None)
+    free = f", {format_bytes(shutil.disk_usage(_existing(usable)).free)} free" if usable else ""
+    return Check(
+        "cache folder",
+        usable is not None,
+        f"{usable}{free}" if usable else f"cannot write {folders[0]}",
+        "compiled loops are kept between runs",
+        fix="set NUMBA_CACHE_DIR to a folder you may write",
+    )
+
+
+def _cache_folders() -> list[Path]:
+    """Where numba keeps compiled code, in its own order of preference."""
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    if chosen:
+        return [Path(chosen)]
+    spec = importlib.util.find_spec("specpilot_kernels")
+    beside = (
+        [Path(folder) / "__pycache__" for folder in spec.submodule_search_locations or ()]
+        if spec
+        else []
+    )
+    base = os.environ.get("XDG_CACHE_HOME")
+    return [*beside, (Path(base) if base else Path.home() / ".cache") / "numba"]
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _writable(folder: Path) -> bool:
+    existing = _existing(folder)
+    return existing.is_dir() and os.access(existing, os.W_OK)
 
 
 def _imported(name: str, enables: str, needed_for: tuple[Requirement, ...]) -> Check:

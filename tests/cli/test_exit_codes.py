@@ -17,7 +17,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 _RAISE = """
 import specpilot_cli.doctor.checks as checks
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
-def fail(settings):
+def fail():
     raise {error}
 checks.run_checks = fail
 """
@@ -79,24 +79,37 @@ def test_missing_requirement_still_prints_the_answer(specpilot: Run) -> None:
 
 
 def test_unknown_variable_is_a_warning_and_nothing_more(specpilot: Run) -> None:
-    done = specpilot("--version", SPECPILOT_DEBGU="1")
+    done = specpilot("doctor", "--help", SPECPILOT_DEBGU="1")
     assert done.returncode == 0
     assert done.stderr == (
         "warning: unknown variable `SPECPILOT_DEBGU` is ignored; did you mean `SPECPILOT_DEBUG`?\n"
     )
 
 
-def test_bad_setting_exits_two(specpilot: Run) -> None:
-    done = specpilot("doctor", SPECPILOT_THREADS="many")
+def test_variables_that_an_option_declares_are_known(specpilot: Run) -> None:
+    assert specpilot("doctor", "--help", SPECPILOT_GPU="h200").stderr == ""
+
+
+def test_project_file_gives_defaults_that_options_override(specpilot: Run, tmp_path: Path) -> None:
+    config = tmp_path / "specpilot.toml"
+    config.write_text('[doctor]\nrequire = ["gpu"]\n', encoding="utf-8")
+    code = "import specpilot_cli.doctor.checks as checks\nchecks.cuda_devices = list"
+    assert specpilot("doctor", code=code).returncode == 3
+    assert specpilot("doctor", "--require", "torch", code=code).returncode == 0
+    assert specpilot("doctor", code=code, SPECPILOT_NO_CONFIG="1").returncode == 0
+    config.write_text("[docter]\n", encoding="utf-8")
+    done = specpilot("doctor")
     assert done.returncode == 2
-    assert "SPECPILOT_THREADS" in done.stderr
+    assert done.stderr == (
+        f"error: no command is called `docter`\n  at {config}\n\nhint: did you mean `doctor`?\n"
+    )
 
 
 _SLEEP = """
 import sys, time
 import specpilot_cli.doctor.checks as checks
 from specpilot_cli.main import main
-def sleep(settings):
+def sleep():
     print("ready", file=sys.stderr, flush=True)
     time.sleep(60)
 checks.run_checks = sleep

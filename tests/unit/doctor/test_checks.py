@@ -7,35 +7,27 @@ import pytest
 
 from specpilot_cli.doctor import checks
 from specpilot_cli.doctor.cuda_driver import CudaDevice
-from specpilot_cli.settings import Settings
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(cache_dir=tmp_path / "not" / "yet", threads=1)
 
 
 def _fake_versions(monkeypatch: pytest.MonkeyPatch, found: dict[str, str]) -> None:
     monkeypatch.setattr(checks, "_version", found.get)
 
 
-def test_missing_device_counts_only_when_required(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_device_counts_only_when_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "cuda_devices", list)
-    found = checks.run_checks(settings)
+    found = checks.run_checks()
     assert "cuda device" in {c.name for c in checks.missing_for(found, ["gpu"])}
     assert not checks.missing_for(found, [])
 
 
-def test_a_complete_gpu_machine_passes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_gpu_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     device = CudaDevice("NVIDIA H200", (9, 0), 150_000_000_000)
     monkeypatch.setattr(checks, "cuda_devices", lambda: [device])
     _fake_versions(
         monkeypatch,
         {"cuda-core": "1.2.2", "nvidia-cuda-nvrtc": "13.5.37", "sglang": "0.5.23.post1"},
     )
-    found = checks.run_checks(settings)
+    found = checks.run_checks()
     assert not checks.missing_for(found, ["gpu", "sglang"])
     details = {check.name: check.detail for check in found}
     assert details["cuda device"] == "NVIDIA H200, sm_90, 150 GB"
@@ -81,8 +73,13 @@ def test_container_limit_caps_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert checks.memory_bytes() == 2_000_000
 
 
-def test_cache_folder_below_a_file_is_reported(tmp_path: Path) -> None:
+def test_cache_folder_below_a_file_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    check = checks._cache_folder(tmp_path / "file" / "cache")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    check = checks._numba_cache()
     assert not check.ok
-    assert "SPECPILOT_CACHE_DIR" in (check.fix or "")
+    assert "NUMBA_CACHE_DIR" in (check.fix or "")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "not" / "yet"))
+    assert checks._numba_cache().ok
