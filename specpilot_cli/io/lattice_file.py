@@ -45,6 +45,12 @@ def read_lattice(path: Path) -> LatticeRecording:
     Raises InputError, naming the file, the tensor and the step, if anything is missing, damaged or
     inconsistent.
     """
+    if not path.exists():
+        raise InputError(
+            "no such lattice file",
+            where=str(path),
+            hint="make a recording with `specpilot record`",
+        )
     if not path.is_dir():
         return _read_file(path)
     parts = [_read_file(part) for part in lattice_files(path)]

@@ -1,0 +1,177 @@
+"""`specpilot replay`: streams, the JSON document, options and exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specpilot_cli import main as entry
+from specpilot_cli.io.lattice_file import write_lattice
+from specpilot_cli.replay.run import replay
+from specpilot_cli.schema.lattice import LatticeRecording
+
+Make = Callable[..., LatticeRecording]
+
+
+@pytest.fixture
+def lattice(random_recording: Make, tmp_path: Path) -> Path:
+    path = tmp_path / "lattice.safetensors"
+    write_lattice(path, random_recording(1))
+    return path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def call(*args: Any) -> tuple[int, str, str]:
+        code = entry.main(["replay", *map(str, args)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_table_shows_nodes_rows_tau_interval_and_mode(lattice: Path, run: Any) -> None:
+    code, out, _ = run(lattice, "--nodes", "8,16")
+    assert code == 0
+    lines = [line.split("\t") for line in out.splitlines()]
+    body = {(line[0], line[1]): line for line in lines if len(line) == 9}
+    assert {("chain", "7"), ("best-first", "8"), ("best-first", "16"), ("marginal", "8"),
+            ("oracle", "-")} <= set(body)  # fmt: skip
+    assert body["best-first", "16"][2] == "17"
+    assert body["best-first", "16"][4].startswith("[")
+    assert "trajectory: each policy judged at the anchors it lands on itself: unbiased" in out
+    assert "clustered by request" in out
+    assert any(line[:1] == ["policy"] and "bench0" in line for line in lines)
+
+
+def test_json_is_one_document_with_the_numbers_of_the_library(
+    lattice: Path, run: Any, random_recording: Make
+) -> None:
+    code, out, err = run(lattice, "--policy", "best-first", "--nodes", "1-4", "--json", "--quiet")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["command"] == "replay"
+    assert document["inputs"][0]["path"] == str(lattice)
+    assert len(document["inputs"][0]["sha256"]) == 64
+    results = document["results"]
+    expected = replay(random_recording(1), ["best-first"], nodes=[1, 2, 3, 4])
+    assert [row["nodes"] for row in results["rows"]] == [1, 2, 3, 4]
+    for row, wanted in zip(results["rows"], expected.rows, strict=True):
+        assert row["tau_tokens_per_step"]["value"] == wanted.tau.value
+        assert row["tau_tokens_per_step"]["low"] == wanted.tau.low
+        assert row["expected_tokens_per_step"] == wanted.expected_tau
+        assert row["tokens"] / row["steps"] == wanted.tau.value
+        assert set(row["by_benchmark_tokens_per_step"]) == {"bench0", "bench1"}
+    assert results["mode"] == "trajectory"
+    assert results["recording"]["block"] == 8
+    assert len(results["recall_by_position_ratio"]) == 7
+
+
+def test_output_file_is_written_and_not_overwritten(
+    lattice: Path, run: Any, tmp_path: Path
+) -> None:
+    target = tmp_path / "result.json"
+    code, out, _ = run(lattice, "--nodes", "4", "-o", target)
+    assert code == 0
+    assert "best-first" in out
+    assert (
+        json.loads(target.read_text(encoding="utf-8"))["results"]["anchors"]
+        == 29 + 24 + 1 + 39 + 27
+    )
+    assert run(lattice, "--nodes", "4", "-o", target)[0] == 2
+    assert run(lattice, "--nodes", "4", "-o", target, "--force")[0] == 0
+
+
+def test_list_needs_no_lattice(run: Any) -> None:
+    code, out, _ = run("--list")
+    assert code == 0
+    assert [line.split("\t")[0] for line in out.splitlines()[1:]] == [
+        "chain", "best-first", "marginal", "oracle",
+    ]  # fmt: skip
+    document = json.loads(run("--list", "--json")[1])
+    assert document["results"]["policies"][1]["name"] == "best-first"
+
+
+def test_position_and_temperature_options_reach_the_replay(
+    lattice: Path, run: Any, random_recording: Make
+) -> None:
+    code, out, _ = run(lattice, "--positions", "3", "--temperature", "2", "--json")
+    assert code == 0
+    results = json.loads(out)["results"]
+    assert (results["positions"], results["temperature"]) == (3, 2.0)
+    assert max(row["tau_tokens_per_step"]["value"] for row in results["rows"]) <= 4
+
+
+def test_single_request_says_why_there_is_no_interval(
+    random_recording: Make, tmp_path: Path, run: Any
+) -> None:
+    path = tmp_path / "one.safetensors"
+    write_lattice(path, random_recording(1, lengths=[20]))
+    code, out, _ = run(path, "--policy", "chain")
+    assert code == 0
+    assert "needs 2 requests" in out
+    low = json.loads(run(path, "--policy", "chain", "--json")[1])
+    assert low["results"]["rows"][-1]["tau_tokens_per_step"]["low"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "no lattice given"),
+        (["missing.safetensors"], "no such lattice file"),
+        (["LATTICE", "--nodes", "8,x"], "not a node budget: `x`"),
+        (["LATTICE", "--nodes", ""], "not a node budget"),
+        (["LATTICE", "--nodes", "9-3"], "whole numbers from 1"),
+        (["LATTICE", "--nodes", "0"], "whole numbers from 1"),
+        (["LATTICE", "--nodes", "99999999"], "not a node budget"),
+        (["LATTICE", "--policy", "besst-first"], "unknown policy: `besst-first`"),
+        (["LATTICE", "--positions", "8"], "outside 1 to 7"),
+        (["LATTICE", "--temperature", "-1"], "not a positive number"),
+        (["LATTICE", "-o", "x.pdf"], "unknown format"),
+    ],
+)
+def test_bad_usage_exits_2_with_a_hint_and_no_output(
+    lattice: Path, run: Any, args: list[str], message: str
+) -> None:
+    code, out, err = run(*[str(lattice) if arg == "LATTICE" else arg for arg in args])
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_damaged_lattice_exits_2_and_names_the_file(lattice: Path, run: Any) -> None:
+    lattice.write_bytes(lattice.read_bytes()[:-100])
+    code, out, err = run(lattice)
+    assert (code, out) == (2, "")
+    assert "truncated" in err
+    assert lattice.name in err
+    assert "hint:" in err
+
+
+def test_anchored_recording_defaults_to_its_mode_and_refuses_others(
+    random_recording: Make, tmp_path: Path, run: Any
+) -> None:
+    dense = random_recording(1)
+    path = tmp_path / "anchored.safetensors"
+    metadata = dense.metadata.model_copy(update={"mode": "anchored"})
+    write_lattice(path, dataclasses.replace(dense, metadata=metadata))
+    assert "biased for any policy" in run(path)[1]
+    code, _, err = run(path, "--mode", "trajectory")
+    assert code == 2
+    assert "this recording is anchored" in err
+
+
+def test_long_recordings_are_replayed_in_chunks(
+    random_recording: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rec = random_recording(2)
+    whole = replay(rec, nodes=[9])
+    monkeypatch.setattr("specpilot_cli.replay.anchors._CHUNK_ANCHORS", 10)
+    parts = replay(rec, nodes=[9])
+    assert [row.tau for row in whole.rows] == [row.tau for row in parts.rows]
+    assert np.array_equal(whole.recall_by_position, parts.recall_by_position)
