@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from specpilot_cli.engines.base import EngineClient, GenerateRequest
-from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
+from specpilot_cli.errors import MeasurementInvalid
 from specpilot_cli.paired_bench.types import TokenPrompt
 from specpilot_cli.schema.prompts import Prompt
 from specpilot_cli.ui import Reporter, SilentReporter
 
 
-def tokenize_with_folder(prompts: Sequence[Prompt], folder: Path) -> list[TokenPrompt]:
-    """Token ids from `folder/tokenizer.json`, special tokens added as the tokenizer says.
-
-    Raises MachineError without the `tokenizers` library, InputError for a folder without a usable
-    tokenizer.
-    """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise InputError(
-            f"no `tokenizer.json` in `{folder}`",
-            where=str(folder),
-            hint="give the folder of the target model, or leave --tokenizer out",
-        )
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MachineError(
-            "the `tokenizers` library is missing",
-            hint="pip install 'specpilot[torch]', or leave --tokenizer out: the server then "
-            "turns the prompts into tokens",
-        ) from error
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise InputError(f"not a tokenizer: {error}", where=str(path)) from error
-    encoded = tokenizer.encode_batch([prompt.text for prompt in prompts])
-    return [_prompt(p, tuple(e.ids)) for p, e in zip(prompts, encoded, strict=True)]
+def tokenize(
+    prompts: Sequence[Prompt], encode: Callable[[str], tuple[int, ...]]
+) -> list[TokenPrompt]:
+    """The prompts as token ids from `encode`."""
+    return [_prompt(prompt, encode(prompt.text)) for prompt in prompts]
 
 
 def tokenize_with_server(

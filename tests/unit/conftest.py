@@ -75,6 +75,7 @@ class ScriptedServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else each answer waits 40 ms for a delayed ACK
 
             def do_GET(self) -> None:
                 outer._serve(self)
