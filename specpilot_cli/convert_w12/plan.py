@@ -19,11 +19,15 @@ from specpilot_cli.io.safetensors_stream import TensorInfo
 from specpilot_cli.schema.w12_manifest import MANIFEST_NAME
 from specpilot_kernels.w12 import layout
 
-_EMBEDDING = re.compile(
-    r"(^|[._])(embed\w*|\w*embeddings?|wte|wpe|relative_attention_bias)(\.|$)", re.IGNORECASE
+# Matched against the module that holds the weight: the last but one part of the name.
+_MODULES = (
+    (
+        re.compile(r"embed(?!_out$)\w*|\w*_?embed(s|ding|dings)?|wte|wpe|relative_attention_bias"),
+        "embedding table: rows are looked up, not multiplied",
+    ),
+    (re.compile(r"\w*conv\w*"), "convolution"),
+    (re.compile(r"\w*norm\w*|ln(_\w+)?"), "norm"),
 )
-_CONVOLUTION = re.compile(r"(^|[._])conv\w*(\.|$)", re.IGNORECASE)
-_NORM = re.compile(r"(^|[._])(\w*norm\w*|ln_\w+|ln)(\.|$)", re.IGNORECASE)
 _ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)(\.\w+)?\.weight$")
 _LM_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
@@ -147,7 +151,7 @@ def reason_to_keep(info: TensorInfo, config: dict[str, Any], selection: Selectio
     if len(info.shape) == 3 and _EXPERTS.search(info.name) and not info.name.endswith("bias"):
         return None
     if len(info.shape) == 3:
-        what = "a convolution" if _CONVOLUTION.search(info.name) else "not a stack of experts"
+        what = "a convolution" if "conv" in info.name else "not a stack of experts"
         return f"3-D, {what}"
     return f"{len(info.shape)}-D: not a matrix"
 
@@ -164,14 +168,12 @@ def _selected(name: str, selection: Selection) -> str | None:
 def _reason_for_matrix(name: str, config: dict[str, Any]) -> str | None:
     if not name.endswith(".weight"):
         return "2-D, but not the weight of a Linear layer by its name"
-    for pattern, what in (
-        (_EMBEDDING, "embedding table: rows are looked up, not multiplied"),
-        (_CONVOLUTION, "convolution"),
-        (_NORM, "norm"),
-        (_ROUTER, "expert router: engines hold it in BF16"),
-    ):
-        if pattern.search(name):
+    module = name.removesuffix(".weight").rpartition(".")[2]
+    for pattern, what in _MODULES:
+        if pattern.fullmatch(module):
             return what
+    if _ROUTER.search(name):
+        return "expert router: engines hold it in BF16"
     if _LM_HEAD.search(name) and _tied(config):
         return "LM head tied to the embedding table"
     return None
