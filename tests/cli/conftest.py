@@ -15,9 +15,11 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def specpilot(tmp_path: Path) -> Run:
-    """`specpilot(*args, code=..., **env)`: with `code`, that Python runs before `main()`."""
+    """`specpilot(*args, code=, cwd=, **env)`: with `code`, that Python runs before `main()`."""
 
-    def run(*args: str, code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: str, code: str = "", cwd: Path = tmp_path, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         program = (
             f"import sys\nimport specpilot_cli.main as entry\n{code}\n"
             "sys.exit(entry.main(sys.argv[1:]))"
@@ -26,7 +28,7 @@ def specpilot(tmp_path: Path) -> Run:
             [sys.executable, "-c", program, *args],
             capture_output=True,
             text=True,
-            cwd=tmp_path,
+            cwd=cwd,
             env={**os.environ, "COLUMNS": "100", **env},
             stdin=subprocess.DEVNULL,
             timeout=120,
