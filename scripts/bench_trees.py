@@ -1,0 +1,121 @@
+"""Time the draft-tree builders on this CPU and write docs/measurements/tree_builders_cpu.json.
+
+Usage: python scripts/bench_trees.py [--output FILE] [--seed N]
+
+One thread. Lattices are random, 16 positions of 16 candidates, with scores about as sharp as a
+trained selector's; a builder's time depends on their shape and sharpness, not on their meaning.
+Each figure is the best and the median over repeats of the mean time per tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specpilot_cli.io.atomic import atomic_write_text
+from specpilot_cli.report.json_out import build_envelope, render_json
+from specpilot_kernels.trees import (
+    best_first,
+    best_first_batch,
+    best_first_reference,
+    chain,
+    edge_log_probs,
+    marginal,
+)
+from specpilot_kernels.trees.trace import truth_pop_index
+
+POSITIONS, CANDIDATES, LATTICES, REPEATS = 16, 16, 1000, 15
+BUDGETS = (16, 32, 64)
+DEFAULT_OUTPUT = Path("docs/measurements/tree_builders_cpu.json")
+
+
+def make_lattices(seed: int) -> tuple[Any, Any, Any]:
+    """Candidate ids [s, L, K], edges [s, L, K, K] and unary log-probabilities [s, L, K]."""
+    rng = np.random.default_rng(seed)
+    unary = -4.5 * np.log1p(np.arange(CANDIDATES)) + 0.3 * rng.normal(
+        size=(LATTICES, POSITIONS, CANDIDATES)
+    )
+    pair = rng.normal(size=(LATTICES, POSITIONS, CANDIDATES, CANDIDATES))
+    edge = edge_log_probs(unary[:, :, None, :] + pair)
+    edge[:, 0] = edge[:, 0, :1]
+    ids = np.argsort(rng.random((LATTICES, POSITIONS, 256)), axis=-1)[..., :CANDIDATES]
+    return ids.astype(np.int32), edge, edge_log_probs(unary)
+
+
+def per_tree_us(function: Callable[[], object], trees: int, repeats: int) -> dict[str, float]:
+    """Best and median microseconds per tree of calling `function`, which builds `trees`."""
+    function()  # compile and warm up
+    taken: list[float] = []
+    for _ in range(repeats):
+        start_s = time.perf_counter()
+        function()
+        taken.append((time.perf_counter() - start_s) / trees * 1e6)
+    return {"best_us": min(taken), "median_us": statistics.median(taken)}
+
+
+def measure(seed: int) -> list[dict[str, Any]]:
+    """One record per builder and budget."""
+    ids, edge, unary = make_lattices(seed)
+    zeros = np.zeros((LATTICES, POSITIONS), dtype=np.float32)
+    some, few = range(200), range(40)
+    truth = np.ascontiguousarray(ids[:, :, 0])
+    records: list[dict[str, Any]] = []
+    for nodes in BUDGETS:
+        cases: dict[str, tuple[Callable[[], object], int, int]] = {
+            "best_first_batch": (lambda n=nodes: best_first_batch(ids, edge, n), LATTICES, REPEATS),
+            "best_first, one call per tree": (
+                lambda n=nodes: [best_first(ids[s], edge[s], n) for s in some], 200, REPEATS,
+            ),
+            "marginal, one call per tree": (
+                lambda n=nodes: [marginal(ids[s], unary[s], zeros[s], n) for s in some],
+                200, REPEATS,
+            ),
+            "best_first_reference (heapq)": (
+                lambda n=nodes: [best_first_reference(ids[s], edge[s], n) for s in few], 40, 5,
+            ),
+            "truth_pop_index, whole curve up to the budget": (
+                lambda n=nodes: truth_pop_index(ids, edge, truth, np.arange(1, n + 1)),
+                LATTICES, REPEATS,
+            ),
+        }  # fmt: skip
+        for name, (function, trees, repeats) in cases.items():
+            records.append(
+                {"builder": name, "nodes": nodes, **per_tree_us(function, trees, repeats)}
+            )
+    stock = per_tree_us(lambda: [chain(ids[s], edge[s]) for s in some], 200, REPEATS)
+    records.append({"builder": "chain, one call per tree", "nodes": POSITIONS, **stock})
+    return records
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON file."""
+    parser = argparse.ArgumentParser(description="Time the draft-tree builders on this CPU.")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    records = measure(arguments.seed)
+    for record in records:
+        print(
+            f"{record['builder']:48} {record['nodes']:3} nodes  best {record['best_us']:8.2f} µs  "
+            f"median {record['median_us']:8.2f} µs"
+        )
+    document = {
+        "measured_at_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "positions": POSITIONS,
+        "candidates": CANDIDATES,
+        "lattices": LATTICES,
+        "records": records,
+    }
+    envelope = build_envelope("scripts/bench_trees.py", document, seed=arguments.seed)
+    atomic_write_text(arguments.output, render_json(envelope), force=True)
+
+
+if __name__ == "__main__":
+    main()
