@@ -5,7 +5,8 @@ An acceptance says little without it: ten short answers are accepted whatever is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,22 @@ _POWER = 0.95
 _BISECTIONS = 60
 
 
-def detectable_rate_difference(test: RateTest) -> float:
-    """Rate difference that `test` rejects with 95 % power, given the spread it measured."""
+def detectable_rate_difference(test: RateTest, system_tokens: int, stock_tokens: int) -> float:
+    """Rate difference that `test` rejects with 95 % power, as a fraction of tokens.
+
+    The spread is the measured one, but never less than independent tokens would have at the
+    higher rate: a lossless system shows too few mismatches to tell how a fault would spread.
+    """
     quantiles = t_quantile(1.0 - test.alpha, test.estimate.df) + t_quantile(
         _POWER, test.estimate.df
     )
-    return test.margin + quantiles * test.estimate.se
+
+    def caught(difference: float) -> bool:
+        rates = ((test.stock_rate, stock_tokens), (test.stock_rate + difference, system_tokens))
+        independent = math.sqrt(sum(max(0.0, p * (1.0 - p)) / n for p, n in rates))
+        return difference >= test.margin + quantiles * max(test.estimate.se, independent)
+
+    return _bisect(caught)
 
 
 def rejecting_count(
@@ -51,10 +62,16 @@ def detectable_event_rate(rule: EventRule, request_tokens: Sequence[int]) -> flo
     )
     if needed is None or _power(1.0, exposure, needed) < _POWER:
         return None
+    count = needed
+    return _bisect(lambda rate: _power(rate, exposure, count) >= _POWER)
+
+
+def _bisect(caught: Callable[[float], bool]) -> float:
+    """The least value in [0, 1] that is caught; catching must be monotone."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _power(middle, exposure, needed) >= _POWER else (middle, high)
+        low, high = (low, middle) if caught(middle) else (middle, high)
     return high
 
 

@@ -245,7 +245,7 @@ def event_rule(system: EventTally, stock: EventTally, alpha: float) -> EventRule
     return EventRule(system, stock, p_value, alpha)
 
 
-def tested_share(system_large: int, stock_large: int, limit: int) -> float:
+def share_to_test(system_large: int, stock_large: int, limit: int) -> float:
     """Which share of large-margin events enters the test: the same share of both systems.
 
     Capping a request's events at one and auditing only a share of them do not commute, so two

@@ -28,7 +28,7 @@ from specpilot_cli.token_force.rules import (
     event_rule,
     rate_rule,
     rate_summary,
-    tested_share,
+    share_to_test,
 )
 from specpilot_cli.token_force.scorer import ScoredOutput, Scorer, score_outputs
 from specpilot_cli.token_force.threshold import Threshold, calibrate
@@ -121,7 +121,9 @@ def _judge(
         audited=tuple(audited),
         worst=_worst(audited, scored.system, settings.n_worst, text),
         audit_clauses=_clauses(means),
-        detectable_rate_difference=detectable_rate_difference(rates.tests[0]),
+        detectable_rate_difference=detectable_rate_difference(
+            rates.tests[0], system.n_tokens, stock.n_tokens
+        ),
         detectable_event_rate=detectable_event_rate(
             events, [output.n_tokens for output in scored.system]
         ),
@@ -208,7 +210,7 @@ def _event_audit(
     limit = threshold.event_margin_nats
     large = find_events(scored.system, limit, system="system")
     stock_large = find_events(scored.stock, limit, system="stock")
-    share = tested_share(len(large), len(stock_large), settings.audit_limit)
+    share = share_to_test(len(large), len(stock_large), settings.audit_limit)
     # Stock's own answers do not explain stock's events: they would explain every one.
     stock_means = AuditMeans(means.scorer, means.records[1:], means.probe)
     audited: list[AuditedEvent] = []

@@ -1,0 +1,196 @@
+"""Error rates of both rules on simulated audits, with fixed seeds.
+
+Requests have about 1,390 tokens; a request's mismatch rate is the system's times a gamma factor
+with the given coefficient of variation (CV), so tokens of a request are not independent. Bounds
+are the nominal error plus three standard errors of the simulation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specpilot_cli.token_force.rules import Counts, EventTally, event_rule, rate_test
+
+STOCK_RATE = 0.0072  # paper §3.3
+MARGIN = 0.005
+REPLICATIONS = 1000
+SPLIT = 2048
+
+
+def lengths(rng, n_requests):
+    return np.clip(rng.lognormal(np.log(1200), 0.55, n_requests), 100, 4096).astype(int)
+
+
+def factor(rng, cv, n):
+    return rng.gamma(1 / cv**2, cv**2, n)
+
+
+def counts(rng, tokens, rate, factors):
+    return Counts(
+        rng.binomial(tokens, np.minimum(rate * factors, 1.0)).astype(float), tokens.astype(float)
+    )
+
+
+def rejection_rate(*, rate, cv, n_requests, alpha=0.05, shared=False, seed=0):
+    """Share of audits that the pooled test rejects."""
+    rng = np.random.default_rng(seed)
+    rejected = 0
+    for _ in range(REPLICATIONS):
+        n1, n0 = lengths(rng, n_requests), lengths(rng, n_requests)
+        f1 = factor(rng, cv, n_requests)
+        f0 = f1 if shared else factor(rng, cv, n_requests)
+        test = rate_test(
+            "pooled",
+            counts(rng, n1, rate, f1),
+            counts(rng, n0, STOCK_RATE, f0),
+            alpha=alpha,
+            margin=MARGIN,
+        )
+        rejected += test.rejects
+    return rejected / REPLICATIONS
+
+
+def tolerance(nominal):
+    return nominal + 3 * np.sqrt(nominal * (1 - nominal) / REPLICATIONS)
+
+
+@pytest.mark.parametrize("cv", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("n_requests", [25, 100])
+def test_at_the_boundary_a_system_is_rejected_no_more_than_nominally(cv, n_requests):
+    rate = rejection_rate(rate=STOCK_RATE + MARGIN, cv=cv, n_requests=n_requests)
+    assert rate <= tolerance(0.05)
+
+
+def test_at_the_boundary_with_prompts_in_common():
+    rate = rejection_rate(rate=STOCK_RATE + MARGIN, cv=0.6, n_requests=100, shared=True)
+    assert rate <= tolerance(0.05)
+
+
+@pytest.mark.parametrize("cv", [0.3, 0.6, 1.0])
+def test_at_stocks_own_rate_no_system_is_rejected(cv):
+    assert rejection_rate(rate=STOCK_RATE, cv=cv, n_requests=50) == 0.0
+
+
+@pytest.mark.parametrize(("cv", "least"), [(0.3, 0.99), (0.6, 0.95), (1.0, 0.65)])
+def test_two_percent_is_caught_with_seventy_thousand_tokens(cv, least):
+    # 2.0 % is the paper's faulty 27B system; 50 requests hold 70k tokens.
+    assert rejection_rate(rate=0.020, cv=cv, n_requests=50) >= least
+
+
+def stratified(*, extra, n_requests, base=STOCK_RATE, cv=0.6, seed=1):
+    """(pooled test at the full error, three tests at a third of it): shares of rejections.
+
+    `extra` is a fault's mismatch rate from position 2048 on; a third of requests reach it.
+    """
+    rng = np.random.default_rng(seed)
+    pooled = stratified_rejections = 0
+    for _ in range(400):
+        tokens = np.where(rng.random(n_requests) < 0.35, 3200, 1000)
+        early, late = np.minimum(tokens, SPLIT), np.maximum(tokens - SPLIT, 0)
+        f1, f0 = factor(rng, cv, n_requests), factor(rng, cv, n_requests)
+        system_early = counts(rng, early, base, f1)
+        system_late = counts(rng, late, base + extra, f1)
+        stock_early, stock_late = (counts(rng, n, STOCK_RATE, f0) for n in (early, late))
+        long = late > 0
+
+        def both(a, b):
+            return Counts(a.mismatches + b.mismatches, a.tokens + b.tokens)
+
+        def only(a, keep=long):
+            return Counts(a.mismatches[keep], a.tokens[keep])
+
+        whole = (both(system_early, system_late), both(stock_early, stock_late))
+        pooled += rate_test("pooled", *whole, alpha=0.05, margin=MARGIN).rejects
+        tests = [
+            rate_test("pooled", *whole, alpha=0.05 / 3, margin=MARGIN),
+            rate_test("early", system_early, stock_early, alpha=0.05 / 3, margin=MARGIN),
+            rate_test("late", only(system_late), only(stock_late), alpha=0.05 / 3, margin=MARGIN),
+        ]
+        stratified_rejections += any(test.rejects for test in tests)
+    return pooled / 400, stratified_rejections / 400
+
+
+def test_strata_catch_a_late_fault_that_pooling_dilutes():
+    pooled, three = stratified(extra=0.02, n_requests=100)
+    assert pooled < 0.75
+    assert three > 0.95
+
+
+def test_strata_keep_the_error_at_the_boundary():
+    _, three = stratified(extra=0.0, base=STOCK_RATE + MARGIN, n_requests=60)
+    assert three <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
+
+
+def test_strata_reject_nothing_at_stocks_own_rate():
+    assert stratified(extra=0.0, n_requests=60) == (0.0, 0.0)
+
+
+def event_rejections(
+    *, system_rate, n_requests, stock_rate=2e-6, cluster=1, stock_factor=1, reps=2000, seed=2
+):
+    """Share of audits the event rule rejects; events come `cluster` at a time in a request."""
+    rng = np.random.default_rng(seed)
+
+    def draw(rate, n):
+        tokens = lengths(rng, n)
+        bursts = rng.poisson(rate * tokens / cluster)
+        return EventTally(
+            n_tokens=int(tokens.sum()),
+            n_large=int(bursts.sum()) * cluster,
+            n_audited=int(bursts.sum()) * cluster,
+            n_unexplained=int(bursts.sum()) * cluster,
+            n_tested=int(bursts.sum()) * cluster,
+            n_test_requests=int((bursts > 0).sum()),
+            tested_share=1.0,
+        )
+
+    rejected = sum(
+        event_rule(
+            draw(system_rate, n_requests), draw(stock_rate, n_requests * stock_factor), 0.05
+        ).rejects
+        for _ in range(reps)
+    )
+    return rejected / reps
+
+
+@pytest.mark.parametrize("rate", [2e-6, 3e-5, 3e-4])
+@pytest.mark.parametrize("cluster", [1, 3])
+def test_equal_event_rates_are_rejected_no_more_than_nominally(rate, cluster):
+    rejected = event_rejections(system_rate=rate, stock_rate=rate, n_requests=50, cluster=cluster)
+    assert rejected <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 2000)
+
+
+@pytest.mark.parametrize(
+    ("rate", "n_requests", "least", "most"),
+    [(1e-4, 50, 0.65, 0.90), (1e-4, 100, 0.97, 1.0), (3e-4, 25, 0.85, 1.0), (5e-5, 25, 0.0, 0.1)],
+)
+def test_event_rule_power(rate, n_requests, least, most):
+    assert least <= event_rejections(system_rate=rate, n_requests=n_requests) <= most
+
+
+def test_more_stock_tokens_give_more_power():
+    alone = event_rejections(system_rate=1e-4, n_requests=25)
+    more = event_rejections(system_rate=1e-4, n_requests=25, stock_factor=2)
+    assert more > alone + 0.15
+
+
+def test_thinning_both_systems_alike_keeps_the_error_where_events_cluster():
+    """A lossless system with many explained large-margin events, and a stock with few."""
+    from specpilot_cli.token_force.rules import share_to_test
+
+    rng = np.random.default_rng(3)
+    rejected = 0
+    reps = 1500
+    for _ in range(reps):
+        share = share_to_test(1500, 200, 200)
+        tallies = []
+        for n_large in (1500, 200):
+            bursts = rng.poisson(0.1, 100)  # three unexplained events each, at equal rates
+            kept = rng.binomial(3 * bursts, share)
+            tested = round(n_large * share)
+            tallies.append(
+                EventTally(139_000, n_large, min(200, n_large), 0, tested, (kept > 0).sum(), share)
+            )
+        rejected += event_rule(*tallies, 0.05).rejects
+    assert rejected / reps <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / reps)
