@@ -50,18 +50,8 @@ class Analysis:
         self, rows: Sequence[TimedRequest], settings: PairedBenchSettings, *, same_launch: bool
     ) -> None:
         self.settings = settings
-        sessions: dict[str, list[TimedRequest]] = defaultdict(list)
-        for row in rows:
-            sessions[row.session].append(row)
-        self.rows = sessions.pop("ab")
-        self.noise: Noise = measure_noise(
-            {
-                name: cells(log_ratios(found, BASELINE_AGAIN, BASELINE))
-                for name, found in sessions.items()
-            },
-            same_launch=same_launch,
-            settings=settings,
-        )
+        self.rows = [row for row in rows if row.session == "ab"]
+        self.noise = noise_of(rows, settings, same_launch=same_launch)
         self.ratios = log_ratios(self.rows, CANDIDATE, BASELINE)
         self.same = identical_requests(self.rows, CANDIDATE, BASELINE)
         self.gain = self._estimate(cells(self.ratios))
@@ -129,6 +119,24 @@ class Analysis:
             for name, values in self.ratios.items()
             for request, z in values.items()
         )
+
+
+def noise_of(
+    rows: Sequence[TimedRequest], settings: PairedBenchSettings, *, same_launch: bool
+) -> Noise:
+    """The A/A noise in `rows`; answers of the comparison are passed over."""
+    sessions: dict[str, list[TimedRequest]] = defaultdict(list)
+    for row in rows:
+        if row.session != "ab":
+            sessions[row.session].append(row)
+    return measure_noise(
+        {
+            name: cells(log_ratios(found, BASELINE_AGAIN, BASELINE))
+            for name, found in sessions.items()
+        },
+        same_launch=same_launch,
+        settings=settings,
+    )
 
 
 def client_cost(ends: Sequence[BenchRunEnd]) -> ClientCost:

@@ -107,8 +107,13 @@ def mean_rate(rows: Iterable[TimedRequest]) -> float:
 
 
 def summarise_system(rows: Iterable[TimedRequest], system: str) -> SystemSummary:
-    """Rates, latencies, tau and stability of one system; `rows` are those of the A/B session."""
+    """Rates, latencies, tau and stability of one system; `rows` are those of the A/B session.
+
+    The rate weighs benchmarks equally, as the gain does.
+    """
     own = [row for row in rows if row.system == system]
+    names = dict.fromkeys(row.benchmark for row in own)
+    rates = [mean_rate(row for row in own if row.benchmark == name) for name in names]
     answers = [row.answer for row in own]
     ttft = np.percentile([a.time_to_first_token_s for a in answers], [50, 90, 99])
     gaps = [
@@ -122,7 +127,7 @@ def summarise_system(rows: Iterable[TimedRequest], system: str) -> SystemSummary
     outputs = _outputs(own)
     return SystemSummary(
         name=system,
-        rate_tok_per_s=mean_rate(own),
+        rate_tok_per_s=stats.geometric_mean(rates),
         decode_rate_tok_per_s=stats.geometric_mean([1 / g for g in gaps]) if gaps else None,
         ttft_p50_s=float(ttft[0]),
         ttft_p90_s=float(ttft[1]),

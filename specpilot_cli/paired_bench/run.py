@@ -17,7 +17,7 @@ from typing import Any
 from specpilot_cli import __version__
 from specpilot_cli.engines.base import EngineClient
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
-from specpilot_cli.paired_bench.analysis import Analysis, client_cost, remarks
+from specpilot_cli.paired_bench.analysis import Analysis, client_cost, noise_of, remarks
 from specpilot_cli.paired_bench.client import Clock
 from specpilot_cli.paired_bench.journal import Journal, changed_keys
 from specpilot_cli.paired_bench.machine import (
@@ -35,6 +35,7 @@ from specpilot_cli.paired_bench.plan import (
     make_plan,
     split_warmup,
 )
+from specpilot_cli.paired_bench.promotion import promotion_bound
 from specpilot_cli.paired_bench.types import (
     AR,
     BASELINE,
@@ -99,7 +100,9 @@ def run_paired_bench(
     reasons: tuple[str, ...] = ()
     try:
         plan = replace(plan, estimated_s=work.warm_up(warmup, sessions))
-        work.serve(sessions)
+        work.serve(sessions[:-1])
+        _announce_noise(work, reporter)
+        work.serve(sessions[-1:])
     except (MeasurementInvalid, MachineError) as error:
         reasons = (f"{work.place}: {error.message}",)
         work.record_failure(reasons[0])
@@ -146,6 +149,19 @@ def _announce(plan: Plan, settings: PairedBenchSettings, reporter: Reporter) -> 
         f"(assuming {plan.sigma_identical_log:.0%} request noise), "
         f"{plan.detectable_diverging_ratio - 1:+.1%} if they differ "
         f"(assuming {plan.sigma_diverging_log:.0%}); A/A noise adds twice itself"
+    )
+
+
+def _announce_noise(work: Measurement, reporter: Reporter) -> None:
+    """Say what the comparison has to beat, now that the A/A sessions are done."""
+    noise = noise_of(work.rows, work.settings, same_launch=True)
+    low, high = (
+        promotion_bound(base, noise.nu_log)
+        for base in (work.settings.base_identical_ratio, work.settings.base_diverging_ratio)
+    )
+    reporter.note(
+        f"A/A noise {noise.nu_log:.2%}: to be promoted, the lower bound has to exceed {low:.4f}× "
+        f"({high:.4f}× if any output token differs)"
     )
 
 

@@ -154,12 +154,12 @@ class BenchmarkResult:
 class SystemSummary:
     """One system over the whole A/B session (all runs, all benchmarks).
 
-    rate: output tokens / (last byte - submit), geometric mean over answers. decode_rate: tokens
-    after the first / (last - first byte); None when answers arrive in one piece. inter_token:
-    mean seconds per token after the first within a request; percentiles are over answers, as
-    chunks are not tokens. tau: (completion tokens - 1) / verify steps, pooled. cached_ratio:
-    prompt tokens from the prefix cache. n_unstable: requests whose output differed between runs
-    of this same system.
+    rate: output tokens / (last byte - submit), geometric mean over answers of each benchmark,
+    then over benchmarks. decode_rate: tokens after the first / (last - first byte); None when
+    answers arrive in one piece. inter_token: mean seconds per token after the first within a
+    request; percentiles are over answers, as chunks are not tokens. tau: (completion tokens - 1)
+    / verify steps, pooled. cached_ratio: prompt tokens from the prefix cache. n_unstable:
+    requests whose output differed between runs of this same system.
     """
 
     name: str
