@@ -113,7 +113,7 @@ def _notes(ceiling: Ceiling) -> tuple[str, ...]:
     unknown = [item.name for item in ceiling.classes if item.bound == "measured"]
     if unknown:
         notes.append(
-            f"{', '.join(unknown)} count neither bytes nor FLOPs and keep their measured time"
+            f"bytes and FLOPs are not counted for {', '.join(unknown)}: no slack is claimed there"
         )
     if ceiling.overhead_s < 0:
         notes.append(

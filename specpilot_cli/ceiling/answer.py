@@ -1,0 +1,154 @@
+"""The whole answer of the cost model for one profile: tokens, factors, advice, speedups.
+
+Tokens per step come from replay (a better tree) and from the profile (the system as it runs);
+replay itself lives elsewhere and hands its numbers over as `ReplayedTaus`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specpilot_cli.ceiling.advice import Advice, advise
+from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
+from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
+from specpilot_cli.ceiling.peaks import Peaks
+from specpilot_cli.ceiling.speedup import (
+    SpeedupPoint,
+    TauPoint,
+    best_budget,
+    speedup_at,
+    speedup_curve,
+)
+from specpilot_cli.errors import InputError
+from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedTaus:
+    """Tokens per step from replay of one recording.
+
+    `trees` are best-first trees by node budget; `current` is the profiled system's own policy at
+    its own budget, if it was replayed; `source` says how the anchors were chosen.
+    """
+
+    trees: tuple[TauPoint, ...]
+    current: TauPoint | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens per step now and with the best tree, and where each number comes from.
+
+    `best_nodes` is the node budget of `tau_best`; None for a number given by hand.
+    """
+
+    tau: float | None
+    tau_source: str
+    tau_best: float | None
+    tau_best_source: str
+    best_nodes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingAnswer:
+    """Everything `specpilot ceiling` says.
+
+    `measured` repeats the ceiling with measured peaks where the device has both kinds.
+    `speedups` is empty without lattices and step times (`curve`); `now` is the profiled system's
+    own policy under the same step times, if it was replayed.
+    """
+
+    profile: StepProfile
+    tokens: TokenCounts
+    ceiling: Ceiling
+    measured: Ceiling | None
+    advice: Advice
+    speedups: tuple[SpeedupPoint, ...]
+    now: SpeedupPoint | None
+    curve: StepTimeCurve | None
+
+
+def answer_ceiling(
+    profile: StepProfile,
+    peaks: Peaks,
+    *,
+    replayed: ReplayedTaus | None = None,
+    tau: float | None = None,
+    tau_best: float | None = None,
+    curve: StepTimeCurve | None = None,
+    full_peak: bool = False,
+) -> CeilingAnswer:
+    """Ceiling of `profile` on `peaks` with all that is known about tokens per step.
+
+    Raises `InputError` for options that exclude each other or miss what they need.
+    """
+    if replayed is not None and tau_best is not None:
+        raise InputError(
+            "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
+        )
+    if curve is not None and replayed is None:
+        raise InputError(
+            "step times need tokens per step at several node budgets",
+            where="--step-times",
+            hint="add --lattices FILE",
+        )
+    speedups: tuple[SpeedupPoint, ...] = ()
+    now = None
+    if curve is not None and replayed is not None:
+        speedups = speedup_curve(replayed.trees, curve)
+        if replayed.current is not None:
+            now = speedup_at(curve, replayed.current.n_nodes, tau=replayed.current.tau)
+    tokens = _token_counts(profile, replayed, speedups, tau=tau, tau_best=tau_best)
+    rule = FULL_PEAK if full_peak else PAPER_RULE
+
+    def with_peaks(chosen: Peaks) -> Ceiling:
+        return measure_ceiling(profile, chosen, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule)
+
+    ceiling, other = with_peaks(peaks), peaks.as_measured()
+    return CeilingAnswer(
+        profile=profile,
+        tokens=tokens,
+        ceiling=ceiling,
+        measured=None if other is None else with_peaks(other),
+        advice=advise(ceiling, best_nodes=tokens.best_nodes),
+        speedups=speedups,
+        now=now,
+        curve=curve,
+    )
+
+
+def _token_counts(
+    profile: StepProfile,
+    replayed: ReplayedTaus | None,
+    speedups: tuple[SpeedupPoint, ...],
+    *,
+    tau: float | None,
+    tau_best: float | None,
+) -> TokenCounts:
+    now, source = _tau_now(profile, replayed, tau)
+    if replayed is None:
+        given = "not given" if tau_best is None else "given with --tau-best"
+        return TokenCounts(now, source, tau_best, given)
+    if speedups:
+        best = best_budget(speedups)
+        why = f"best-first tree with the largest tau / c, {replayed.source}"
+        return TokenCounts(now, source, best.tau, why, best.n_nodes)
+    top = max(replayed.trees, key=lambda point: (point.tau, -point.n_nodes))
+    why = f"best-first tree with most tokens per step, {replayed.source}"
+    return TokenCounts(now, source, top.tau, why, top.n_nodes)
+
+
+def _tau_now(
+    profile: StepProfile, replayed: ReplayedTaus | None, tau: float | None
+) -> tuple[float | None, str]:
+    if tau is not None:
+        return tau, "given with --tau"
+    if profile.tau is not None:
+        return profile.tau, "measured with the profile"
+    if profile.mode == "ar":
+        return 1.0, "plain decoding commits one token per step"
+    if replayed is not None and replayed.current is not None:
+        point = replayed.current
+        return point.tau, f"the profiled policy at {point.n_nodes} nodes, {replayed.source}"
+    return None, "not known"

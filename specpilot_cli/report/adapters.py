@@ -1,0 +1,172 @@
+"""From results of the domain packages to the plain data that figures take.
+
+Figures know nothing of the domain; whoever has a result in hand comes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specpilot_cli.ceiling.advice import FACTOR_WORDS
+from specpilot_cli.ceiling.factors import Ceiling
+from specpilot_cli.ceiling.floors import ClassFloor
+from specpilot_cli.ceiling.speedup import SpeedupPoint
+from specpilot_cli.replay.result import ReplayResult, ReplayRow
+from specpilot_cli.report.figures.ceiling_factors import FactorsData
+from specpilot_cli.report.figures.speedup_curve import SpeedupMark, SpeedupPanel
+from specpilot_cli.report.figures.step_waterfall import ClassTime, WaterfallData
+from specpilot_cli.report.figures.tau_curve import TauCurveData, TauSeries, TreeKind
+from specpilot_cli.report.html import ReportTable
+from specpilot_cli.units import format_bandwidth, format_flops, format_percent, format_seconds
+
+_TREE_KINDS: dict[str, TreeKind] = {"best-first": "best_first", "marginal": "marginal"}
+
+
+def peaks_text(ceiling: Ceiling, dtype: str = "") -> str:
+    """One phrase: which shares of which peaks the floors use."""
+    bandwidth = ceiling.peaks.bandwidth()
+    text = (
+        f"floors at {format_percent(ceiling.rule.byte_fraction, digits=0)} of "
+        f"{format_bandwidth(bandwidth.value)} ({bandwidth.kind})"
+    )
+    rates = ceiling.peaks.rates.flops_per_s
+    known = next((name for name in rates if name == dtype), None)
+    if known is None:
+        return text
+    number = ceiling.peaks.compute(known)
+    return (
+        f"{text} and {format_percent(ceiling.rule.flop_fraction, digits=0)} of "
+        f"{format_flops(number.value)} ({number.kind})"
+    )
+
+
+def waterfall_data(ceiling: Ceiling, condition: str) -> WaterfallData:
+    """The waterfall of `ceiling`."""
+    return WaterfallData(
+        t_step_s=ceiling.t_step_s,
+        t_prof_s=ceiling.t_prof_s,
+        classes=tuple(ClassTime(c.name, c.measured_s, c.floor_s) for c in ceiling.classes),
+        condition=condition,
+    )
+
+
+def factors_data(ceiling: Ceiling, condition: str) -> FactorsData:
+    """The three factors of `ceiling`."""
+    factors = ceiling.factors
+    return FactorsData(factors.tau, factors.kernel, factors.overhead, condition)
+
+
+def tau_curve_data(
+    trees: ReplayResult,
+    condition: str,
+    *,
+    stock: ReplayRow,
+    chosen_nodes: int | None = None,
+) -> TauCurveData:
+    """τ against nodes of the tree policies in `trees`, with its oracle if it was replayed.
+
+    `stock` is the chain's row at the block that stock drafts; it may come from another replay,
+    since stock's block is often shorter than the trees'.
+    """
+    series = []
+    for policy, kind in _TREE_KINDS.items():
+        rows = [row for row in trees.rows if row.policy == policy and row.nodes is not None]
+        if not rows:
+            continue
+        with_bounds = all(row.tau.low is not None and row.tau.high is not None for row in rows)
+        series.append(
+            TauSeries(
+                kind=kind,
+                label=policy,
+                nodes=tuple(row.nodes or 0 for row in rows),
+                tau=tuple(row.tau.value for row in rows),
+                low=tuple(row.tau.low or 0.0 for row in rows) if with_bounds else (),
+                high=tuple(row.tau.high or 0.0 for row in rows) if with_bounds else (),
+            )
+        )
+    oracle = next((row for row in trees.rows if row.policy == "oracle"), None)
+    return TauCurveData(
+        series=tuple(series),
+        stock_tau=stock.tau.value,
+        stock_nodes=stock.nodes or 0,
+        oracle_tau=None if oracle is None else oracle.tau.value,
+        condition=condition,
+        chosen_nodes=chosen_nodes,
+    )
+
+
+def speedup_panel(
+    points: Sequence[SpeedupPoint], stock: SpeedupPoint, *, heading: str, projected: bool
+) -> SpeedupPanel:
+    """One panel of the speedup curve from Eq. 3 points under one step-time curve."""
+    return SpeedupPanel(heading, projected, tuple(_mark(p) for p in points), _mark(stock))
+
+
+def _mark(point: SpeedupPoint) -> SpeedupMark:
+    return SpeedupMark(point.n_nodes, point.tau, point.c, point.speedup, point.basis)
+
+
+def factor_rows(ceiling: Ceiling) -> list[tuple[str, str, str]]:
+    """Name, ratio and origin of each factor of Eq. 4 and of their product, as text."""
+    factors = ceiling.factors
+    tau = ("–", "not evaluated") if factors.tau is None else (
+        f"{factors.tau:.3f}×", f"τ {ceiling.tau:.3f} → {ceiling.tau_best:.3f} tokens per step"
+    )  # fmt: skip
+    step, prof, floor = (
+        format_seconds(s) for s in (ceiling.t_step_s, ceiling.t_prof_s, ceiling.t_floor_s)
+    )
+    name = "ceiling" if factors.tau is not None else "step cost (τ factor missing)"
+    return [
+        ("tokens (best τ / τ)", *tau),
+        ("kernels (profile / floors)", f"{factors.kernel:.3f}×", f"{prof} → {floor}"),
+        ("overhead (step / profile)", f"{factors.overhead:.3f}×", f"{step} → {prof}"),
+        (name, f"{factors.product:.3f}×", f"{FACTOR_WORDS[factors.leading]} lead"),
+    ]
+
+
+CLASS_COLUMNS = ("kernel class", "calls", "measured", "floor", "above", "bound by", "of the step")
+
+
+def class_rows(ceiling: Ceiling) -> list[tuple[str, ...]]:
+    """One row of text per kernel class, then gaps and overhead; see `CLASS_COLUMNS`."""
+
+    def row(name: str, calls: str, seconds: float, floor: float, bound: str) -> tuple[str, ...]:
+        share = format_percent(seconds / ceiling.t_step_s)
+        above = format_seconds(seconds - floor)
+        return (name, calls, format_seconds(seconds), format_seconds(floor), above, bound, share)
+
+    def of_class(item: ClassFloor) -> tuple[str, ...]:
+        bound = "not counted" if item.bound == "measured" else item.bound
+        return row(item.name, f"{item.calls:g}", item.measured_s, item.floor_s, bound)
+
+    rows = [of_class(item) for item in ceiling.classes]
+    rows.append(row("gaps in the profile", "–", ceiling.unattributed_s, 0.0, "–"))
+    rows.append(row("outside the profile", "–", ceiling.overhead_s, 0.0, "–"))
+    return rows
+
+
+SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")
+
+
+def speedup_rows(points: Sequence[SpeedupPoint]) -> list[tuple[str, ...]]:
+    """One row of text per node budget; see `SPEEDUP_COLUMNS`."""
+    return [
+        (
+            str(point.n_nodes),
+            str(point.rows),
+            f"{point.tau:.3f}",
+            format_seconds(point.step_s),
+            f"{point.c:.3f}",
+            f"{point.speedup:.3f}",
+            point.basis,
+        )
+        for point in points
+    ]
+
+
+def ceiling_tables(ceiling: Ceiling) -> tuple[ReportTable, ReportTable]:
+    """Factors and kernel classes as tables of a report."""
+    return (
+        ReportTable("Ceiling", ("factor", "ratio", "from"), tuple(factor_rows(ceiling))),
+        ReportTable("Kernel classes of one step", CLASS_COLUMNS, tuple(class_rows(ceiling))),
+    )

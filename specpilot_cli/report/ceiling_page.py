@@ -1,0 +1,103 @@
+"""The HTML page of `specpilot ceiling`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+
+from specpilot_cli.ceiling.answer import CeilingAnswer
+from specpilot_cli.report import adapters
+from specpilot_cli.report.figures import ceiling_factors, speedup_curve, step_waterfall
+from specpilot_cli.report.figures.base import ReportFigure
+from specpilot_cli.report.html import (
+    InputHash,
+    KeyFigure,
+    MethodNote,
+    ReportData,
+    ReportTable,
+    Verdict,
+    environment_rows,
+    render_report,
+)
+from specpilot_cli.schema.result import Envelope
+from specpilot_cli.units import format_seconds
+
+CEILING_METHOD = MethodNote(
+    "Ceiling",
+    "The ceiling is the speedup over the profiled system that a step could reach if it drafted "
+    "once, verified the best tree in one exact pass and ran every kernel class at its floor. It is "
+    "the product of best τ / τ, profiled time / sum of the floors, and step time / profiled time.\n"
+    "\n"
+    "A floor is the larger of a class's arithmetic at a share of the peak rate and its traffic at "
+    "a share of the peak bandwidth; both shares and both peaks are stated with the figures. A "
+    "class whose bytes and FLOPs were not counted keeps its measured time.",
+)
+
+
+def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
+    """The page for `answer`; `envelope` gives inputs, environment and the embedded data."""
+    step = answer.profile
+    condition = (
+        f"{step.target.name}, {step.device.name}, {step.dtype}, {step.rows} rows; "
+        f"{adapters.peaks_text(answer.ceiling, step.dtype)}"
+    )
+    tables = [*adapters.ceiling_tables(answer.ceiling)]
+    if answer.curve is not None:
+        rows = tuple(adapters.speedup_rows(answer.speedups))
+        title = f"Speedup over plain decoding at the step times of {answer.curve.name}"
+        tables.append(ReportTable(title, adapters.SPEEDUP_COLUMNS, rows, answer.curve.source))
+    return render_report(
+        ReportData(
+            title=f"Ceiling of {step.target.name}",
+            verdict=Verdict(answer.advice.headline, "none", f"Next: {answer.advice.next_step}."),
+            command=shlex.join(["specpilot", *sys.argv[1:]]),
+            specpilot_version=envelope.specpilot_version,
+            machine=step.device.name,
+            created=datetime.now(UTC),
+            key_figures=_key_figures(answer),
+            caveats=answer.advice.notes,
+            inputs=tuple(InputHash(item.path, item.sha256) for item in envelope.inputs),
+            numbers=tuple(tables),
+            figures=_figures(answer, condition),
+            method=(CEILING_METHOD,),
+            environment=environment_rows(envelope.environment),
+            data=envelope.model_dump(mode="python"),
+        )
+    )
+
+
+def _figures(answer: CeilingAnswer, condition: str) -> tuple[ReportFigure, ...]:
+    figures = [
+        ceiling_factors.draw(adapters.factors_data(answer.ceiling, condition)),
+        step_waterfall.draw(adapters.waterfall_data(answer.ceiling, condition)),
+    ]
+    curve, now = answer.curve, answer.now
+    if curve is not None and now is not None:
+        step = answer.profile
+        here = (step.device.name, step.target.name)
+        panel = adapters.speedup_panel(
+            answer.speedups,
+            now,
+            heading=curve.device.name,
+            projected=(curve.device.name, curve.target.name) != here,
+        )
+        about = f"τ from replay; step times: {curve.source}"
+        figures.append(speedup_curve.draw(speedup_curve.SpeedupCurveData((panel,), about)))
+    return tuple(figures)
+
+
+def _key_figures(answer: CeilingAnswer) -> tuple[KeyFigure, ...]:
+    factors, step = answer.ceiling.factors, answer.profile
+    known = factors.tau is not None
+    figures = [
+        KeyFigure("ceiling" if known else "step-cost ceiling", f"{factors.product:.2f}×"),
+        KeyFigure("tokens factor", "–" if factors.tau is None else f"{factors.tau:.2f}×"),
+        KeyFigure("kernel factor", f"{factors.kernel:.2f}×"),
+        KeyFigure("overhead factor", f"{factors.overhead:.2f}×"),
+        KeyFigure("step", format_seconds(step.t_step_s), f"{step.rows} rows"),
+    ]
+    if answer.measured is not None:
+        value = f"{answer.measured.factors.product:.2f}×"
+        figures.append(KeyFigure("ceiling with measured peaks", value))
+    return tuple(figures)
