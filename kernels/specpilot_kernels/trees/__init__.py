@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from specpilot_kernels.trees.accept import accepted_nodes, walk_accepted
-from specpilot_kernels.trees.best_first import best_first, best_first_batch, marginal
+from specpilot_kernels.trees.best_first import (
+    best_first,
+    best_first_batch,
+    marginal,
+    warm_up,
+)
 from specpilot_kernels.trees.chain import chain
 from specpilot_kernels.trees.lattice import edge_log_probs, marginal_log_probs, temper
 from specpilot_kernels.trees.reference import best_first_reference
@@ -37,4 +42,5 @@ __all__ = [
     "row_tokens",
     "temper",
     "walk_accepted",
+    "warm_up",
 ]

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_kernels.trees._heap import build
-from specpilot_kernels.trees._jit import HAVE_NUMBA, native
+from specpilot_kernels.trees._jit import HAVE_NUMBA
+from specpilot_kernels.trees._native import many_trees, one_tree
 from specpilot_kernels.trees.lattice import as_candidates, as_edges, marginal_log_probs
 from specpilot_kernels.trees.reference import best_first_reference
-from specpilot_kernels.trees.types import Float32, Float64, Int32, Tree, TreeBatch
+from specpilot_kernels.trees.types import Int32, Tree, TreeBatch
 
 
 def best_first(
@@ -38,7 +38,7 @@ def best_first(
     if not HAVE_NUMBA:
         return best_first_reference(candidates, edges, n_nodes, max_depth=max_depth)
     limit = _depth_limit(candidates.shape[0], max_depth)
-    return Tree(*_one(candidates, edges, n_nodes, limit))
+    return Tree(*one_tree(candidates, edges, n_nodes, limit))
 
 
 def best_first_batch(
@@ -57,7 +57,7 @@ def best_first_batch(
     edges = as_edges(edge, candidates)
     limits = depth_limits(candidates.shape[0], candidates.shape[1], max_depth)
     width = min(n_nodes, paths_in_lattice(candidates.shape[1], candidates.shape[2], n_nodes))
-    return TreeBatch(*_many(candidates, edges, width, limits))
+    return TreeBatch(*many_trees(candidates, edges, width, limits))
 
 
 def marginal(
@@ -75,6 +75,15 @@ def marginal(
     """
     scores = marginal_log_probs(unary, unary_logsumexp)
     return best_first(candidate_ids, scores[..., None, :], n_nodes, max_depth=max_depth)
+
+
+def warm_up() -> None:
+    """Compile the builder now, or load it from numba's cache.
+
+    The first tree of a process otherwise pays for it: up to seconds without a cache, which must
+    not fall into a timed request. `marginal` and any lattice size use the same machine code.
+    """
+    best_first(np.zeros((1, 1), dtype=np.int32), np.zeros((1, 1, 1), dtype=np.float32), 1)
 
 
 def check_budget(n_nodes: int, max_depth: int | None) -> None:
@@ -109,45 +118,3 @@ def paths_in_lattice(n_positions: int, n_candidates: int, stop_at: int) -> int:
 
 def _depth_limit(n_positions: int, max_depth: int | None) -> int:
     return n_positions if max_depth is None else min(max_depth, n_positions)
-
-
-@native
-def _one(
-    candidate_ids: Int32, edge: Float32, n_nodes: int, depth_limit: int
-) -> tuple[Int32, Int32, Int32, Float64]:
-    out = np.empty((4, n_nodes), dtype=np.int32)  # token, parent, depth, candidate
-    score = np.empty(n_nodes, dtype=np.float64)
-    heap_score = np.empty(2 * n_nodes + 2, dtype=np.float64)
-    heap_key = np.empty(2 * n_nodes + 2, dtype=np.int64)
-    opened = np.empty((2 * n_nodes + 2, 2), dtype=np.int32)
-    built = build(
-        edge, n_nodes, depth_limit, out[3], out[1], out[2], score, heap_score, heap_key, opened
-    )
-    for node in range(built):
-        out[0, node] = candidate_ids[out[2, node] - 1, out[3, node]]
-    return out[0, :built], out[1, :built], out[2, :built], score[:built]
-
-
-@native
-def _many(
-    candidate_ids: Int32, edge: Float32, n_nodes: int, limits: Int32
-) -> tuple[Int32, Int32, Int32, Float64, Int32]:
-    n_lattices = candidate_ids.shape[0]
-    token = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
-    parent = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
-    depth = np.zeros((n_lattices, n_nodes), dtype=np.int32)
-    score = np.full((n_lattices, n_nodes), -np.inf, dtype=np.float64)
-    sizes = np.empty(n_lattices, dtype=np.int32)
-    candidate = np.empty(n_nodes, dtype=np.int32)
-    heap_score = np.empty(2 * n_nodes + 2, dtype=np.float64)
-    heap_key = np.empty(2 * n_nodes + 2, dtype=np.int64)
-    opened = np.empty((2 * n_nodes + 2, 2), dtype=np.int32)
-    for s in range(n_lattices):
-        built = build(
-            edge[s], n_nodes, limits[s], candidate, parent[s], depth[s], score[s],
-            heap_score, heap_key, opened,
-        )  # fmt: skip
-        sizes[s] = built
-        for node in range(built):
-            token[s, node] = candidate_ids[s, depth[s, node] - 1, candidate[node]]
-    return token, parent, depth, score, sizes

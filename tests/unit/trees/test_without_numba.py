@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 SCRIPT = """
 import sys
@@ -42,3 +43,29 @@ def test_same_trees_without_numba_and_never_torch() -> None:
     assert compiled[0] == "True False"
     assert plain[0] == "False False"
     assert plain[1:] == compiled[1:]
+
+
+def test_compiled_functions_share_one_file(repo: Path) -> None:
+    """Numba's disk cache would serve stale code after an edit to an inlined function elsewhere."""
+    folder = repo / "kernels/specpilot_kernels/trees"
+    users = {path.name for path in folder.glob("*.py") if "\n@native" in path.read_text("utf-8")}
+    assert users == {"_native.py"}
+
+
+def test_warm_up_leaves_nothing_to_compile_for_real_trees() -> None:
+    script = """
+import numpy as np
+from specpilot_kernels.trees import best_first, edge_log_probs, marginal, warm_up
+from specpilot_kernels.trees._native import one_tree
+warm_up()
+before = len(one_tree.signatures)
+rng = np.random.default_rng(0)
+ids = np.arange(16 * 16).reshape(16, 16)
+best_first(ids, edge_log_probs(rng.normal(size=(16, 16, 16))), 32, max_depth=15)
+marginal(ids, rng.normal(size=(16, 16)), np.full(16, 9.0), 32)
+print(before, len(one_tree.signatures))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["1", "1"]

@@ -1,8 +1,11 @@
-"""The compiled best-first loop that `best_first` and replay share.
+"""Every compiled loop of this package: the best-first build and what is done around it.
 
-Same rule as `reference.py`. Three things make it fast: sibling order is found by one scan of the
-predecessor's row instead of a sort, a popped node's next sibling overwrites it at the heap's top,
-and all scratch memory comes from the caller, so that a batch allocates once.
+They share one file because numba's disk cache notices an edit only in the file of the function it
+loads, not in files of functions that were inlined into it.
+
+The build follows the same rule as `reference.py`. Three things make it fast: sibling order is found
+by one scan of the predecessor's row instead of a sort, a popped node's next sibling overwrites it
+at the heap's top, and all scratch memory comes from the caller, so that a batch allocates once.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import numpy as np
 
 from specpilot_kernels.trees._jit import native
-from specpilot_kernels.trees.types import Float32, Float64, Int32, Int64
+from specpilot_kernels.trees.types import Bool, Float32, Float64, Int32, Int64
 
+#: Pop index of a node that the build did not reach: larger than any budget.
+NEVER = np.int32(np.iinfo(np.int32).max)
 _FIRST = np.float32(np.inf)  # "the value before the best one" when a scan starts
 _OPENED_BITS = 32  # heap tie key = depth << 32 | order of opening
 _OPENED_MASK = (1 << _OPENED_BITS) - 1
@@ -153,3 +158,104 @@ def build(
                 size = _push(heap_score, heap_key, size, value, key)
                 opened += 1
     return built
+
+
+@native
+def one_tree(
+    candidate_ids: Int32, edge: Float32, n_nodes: int, depth_limit: int
+) -> tuple[Int32, Int32, Int32, Float64]:
+    out = np.empty((4, n_nodes), dtype=np.int32)  # token, parent, depth, candidate
+    score = np.empty(n_nodes, dtype=np.float64)
+    heap_score = np.empty(2 * n_nodes + 2, dtype=np.float64)
+    heap_key = np.empty(2 * n_nodes + 2, dtype=np.int64)
+    opened = np.empty((2 * n_nodes + 2, 2), dtype=np.int32)
+    built = build(
+        edge, n_nodes, depth_limit, out[3], out[1], out[2], score, heap_score, heap_key, opened
+    )
+    for node in range(built):
+        out[0, node] = candidate_ids[out[2, node] - 1, out[3, node]]
+    return out[0, :built], out[1, :built], out[2, :built], score[:built]
+
+
+@native
+def many_trees(
+    candidate_ids: Int32, edge: Float32, n_nodes: int, limits: Int32
+) -> tuple[Int32, Int32, Int32, Float64, Int32]:
+    n_lattices = candidate_ids.shape[0]
+    token = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
+    parent = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
+    depth = np.zeros((n_lattices, n_nodes), dtype=np.int32)
+    score = np.full((n_lattices, n_nodes), -np.inf, dtype=np.float64)
+    sizes = np.empty(n_lattices, dtype=np.int32)
+    candidate = np.empty(n_nodes, dtype=np.int32)
+    heap_score = np.empty(2 * n_nodes + 2, dtype=np.float64)
+    heap_key = np.empty(2 * n_nodes + 2, dtype=np.int64)
+    opened = np.empty((2 * n_nodes + 2, 2), dtype=np.int32)
+    for s in range(n_lattices):
+        built = build(
+            edge[s], n_nodes, limits[s], candidate, parent[s], depth[s], score[s],
+            heap_score, heap_key, opened,
+        )  # fmt: skip
+        sizes[s] = built
+        for node in range(built):
+            token[s, node] = candidate_ids[s, depth[s, node] - 1, candidate[node]]
+    return token, parent, depth, score, sizes
+
+
+@native
+def trace_truth(
+    candidate_ids: Int32,
+    edge: Float32,
+    truth: Int32,
+    budgets: Int64,
+    limits: Int32,
+    counted: Int32,
+    width: int,
+) -> tuple[Int32, Float64]:
+    n_anchors, n_positions = truth.shape
+    pop_index = np.full((n_anchors, n_positions), NEVER, dtype=np.int32)
+    expected = np.zeros((n_anchors, budgets.shape[0]), dtype=np.float64)
+    candidate = np.empty(width, dtype=np.int32)
+    parent = np.empty(width, dtype=np.int32)
+    depth = np.empty(width, dtype=np.int32)
+    score = np.empty(width, dtype=np.float64)
+    heap_score = np.empty(2 * width + 2, dtype=np.float64)
+    heap_key = np.empty(2 * width + 2, dtype=np.int64)
+    opened = np.empty((2 * width + 2, 2), dtype=np.int32)
+    for s in range(n_anchors):
+        built = build(
+            edge[s], width, limits[s], candidate, parent, depth, score, heap_score, heap_key, opened
+        )
+        current, found, slot, total = -1, 0, 0, 0.0
+        for node in range(built):
+            while slot < budgets.shape[0] and budgets[slot] == node:
+                expected[s, slot] = total
+                slot += 1
+            if depth[node] <= counted[s]:
+                total += np.exp(score[node])
+            if found < n_positions and parent[node] == current:
+                token = candidate_ids[s, depth[node] - 1, candidate[node]]
+                if token == truth[s, found]:
+                    pop_index[s, found] = node + 1
+                    current = node
+                    found += 1
+        expected[s, slot:] = total
+    return pop_index, expected
+
+
+@native
+def visited_anchors(committed: Int32, first_anchor: Int64, n_anchors: Int64) -> Bool:
+    """Which anchors a policy lands on when it advances by what it commits, [s] bool.
+
+    committed [s] int32, at least 1: tokens committed from each anchor. Request r owns the anchors
+    first_anchor[r] … first_anchor[r] + n_anchors[r] - 1, one per output position, and starts at
+    the first of them.
+    """
+    visited = np.zeros(committed.shape[0], dtype=np.bool_)
+    for request in range(first_anchor.shape[0]):
+        at = first_anchor[request]
+        end = at + n_anchors[request]
+        while at < end:
+            visited[at] = True
+            at += committed[at]
+    return visited
