@@ -299,3 +299,15 @@ def test_shards_of_different_recordings_do_not_join(
     write_lattice(tmp_path / "b.safetensors", other)
     with pytest.raises(InputError, match=message):
         read_lattice(tmp_path)
+
+
+def test_recording_without_steps_is_well_formed(tmp_path: Path) -> None:
+    """Every request may end with its first token; that is a fact about the run, not damage."""
+    rec = small()
+    empty = {name: array[:0] for name, array in rec.tensors().items() if len(array) == 7}
+    rec = dataclasses.replace(
+        rec, **empty, output_ids=rec.output_ids[:3], output_offsets=np.arange(4, dtype=np.int64)
+    )
+    path = tmp_path / "lattice.safetensors"
+    write_lattice(path, rec)
+    assert read_lattice(path).n_steps == 0
