@@ -135,31 +135,37 @@ def test_decode_log_probs_arrive_with_the_tokens(make_server):
         assert answer.top_logprobs[3][0].logprob == pytest.approx(-0.3)
 
 
+def early_close(exchange):
+    exchange.open_stream()
+    exchange.event(CUMULATIVE[0])
+    exchange.drop()
+
+
+def no_done(exchange):
+    exchange.open_stream()
+    exchange.event(CUMULATIVE[2])
+    exchange._handler.wfile.write(b"0\r\n\r\n")
+
+
+def not_json(exchange):
+    exchange.open_stream()
+    exchange.raw(b"data: {oops\n\n")
+    exchange.done()
+
+
+def http_500(exchange):
+    exchange.reply(b"boom", status=500)
+
+
+def server_error(exchange):
+    exchange.stream([CUMULATIVE[0], {"error": {"message": "out of memory"}}])
+
+
+def midway_500(exchange):
+    exchange.stream([*CUMULATIVE[:2], {"error": {"message": "HTTP 500"}}])
+
+
 def broken_streams():
-    def early_close(exchange):
-        exchange.open_stream()
-        exchange.event(CUMULATIVE[0])
-        exchange.drop()
-
-    def no_done(exchange):
-        exchange.open_stream()
-        exchange.event(CUMULATIVE[2])
-        exchange._handler.wfile.write(b"0\r\n\r\n")
-
-    def not_json(exchange):
-        exchange.open_stream()
-        exchange.raw(b"data: {oops\n\n")
-        exchange.done()
-
-    def http_500(exchange):
-        exchange.reply(b"boom", status=500)
-
-    def server_error(exchange):
-        exchange.stream([CUMULATIVE[0], {"error": {"message": "out of memory"}}])
-
-    def midway_500(exchange):
-        exchange.stream([*CUMULATIVE[:2], {"error": {"message": "HTTP 500"}}])
-
     abort = {"type": "abort", "message": "out of memory", "status_code": 500}
     no_ids = chunk(IDS, 6, finish=LENGTH)
     del no_ids["output_ids"]
