@@ -156,7 +156,7 @@ def prefill_pass(core: Core, slots: Sequence[Slot], row_budget: int) -> list[Slo
 def decode_pass(core: Core, slots: Sequence[Slot]) -> None:
     """One verify step of every slot in one ragged pass; updates the slots in place."""
     drafts = _draft(core, slots)
-    trees = [_tree(core.spec, draft) if draft else None for draft in drafts]
+    trees = [select_tree(core.spec, draft) if draft else None for draft in drafts]
     segments = [_segment(slot, tree) for slot, tree in zip(slots, trees, strict=True)]
     out = core.model.forward_rows(segments)
     logits = core.model.logits(out.hidden)
@@ -189,7 +189,8 @@ def _draft(core: Core, slots: Sequence[Slot]) -> list[Draft | None]:
     return [Draft(ids[r], edges[r], unary[r], logsumexp[r]) for r in range(len(slots))]
 
 
-def _tree(spec: SpecConfig, draft: Draft) -> Tree:
+def select_tree(spec: SpecConfig, draft: Draft) -> Tree:
+    """The nodes one step verifies, from one request's lattice."""
     if spec.mode == "chain":
         return chain(draft.candidate_ids, draft.edge, length=spec.block - 1)
     if spec.scoring == "marginal":
