@@ -171,6 +171,7 @@ def forest_data(
         baseline=baseline,
         interval_method=interval_method(summary),
         condition=condition,
+        lower_bound=summary.decision.lower_bound_ratio,
     )
 
 
