@@ -13,10 +13,13 @@ from specpilot_cli.ceiling.floors import ClassFloor
 from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.report.figures.ceiling_factors import FactorsData
+from specpilot_cli.report.figures.mismatch_bars import MismatchBar, MismatchData
 from specpilot_cli.report.figures.speedup_curve import SpeedupMark, SpeedupPanel
 from specpilot_cli.report.figures.step_waterfall import ClassTime, WaterfallData
 from specpilot_cli.report.figures.tau_curve import TauCurveData, TauSeries, TreeKind
 from specpilot_cli.report.html import ReportTable
+from specpilot_cli.token_force.result import TokenForceResult
+from specpilot_cli.token_force.rules import RateSummary
 from specpilot_cli.units import format_bandwidth, format_flops, format_percent, format_seconds
 
 _TREE_KINDS: dict[str, TreeKind] = {"best-first": "best_first", "marginal": "marginal"}
@@ -143,6 +146,32 @@ def class_rows(ceiling: Ceiling) -> list[tuple[str, ...]]:
     rows.append(row("gaps in the profile", "–", ceiling.unattributed_s, 0.0, "–"))
     rows.append(row("outside the profile", "–", ceiling.overhead_s, 0.0, "–"))
     return rows
+
+
+def mismatch_data(
+    results: Sequence[tuple[str, TokenForceResult]], condition: str, *, stock: str = "stock"
+) -> MismatchData:
+    """Stock and every judged system, named, from token-forcing results against the same stock.
+
+    Raises `ValueError` for no results, or for one whose measurement was invalid.
+    """
+    if not results:
+        raise ValueError("no token-forcing result to draw")
+    bars: list[MismatchBar] = []
+    limit = 0.0
+    for name, result in results:
+        if result.rate is None or result.events is None:
+            raise ValueError(f"token forcing of {name} was invalid, so it has no limit to draw")
+        if not bars:
+            limit = result.stock.rate + result.rate.paper.margin
+            bars.append(_bar(stock, result.stock, result.events.stock.n_unexplained, None))
+        events = result.events.system.n_unexplained
+        bars.append(_bar(name, result.system, events, result.verdict))
+    return MismatchData(tuple(bars), limit, condition)
+
+
+def _bar(label: str, rates: RateSummary, events: int, verdict: str | None) -> MismatchBar:
+    return MismatchBar(label, rates.rate, rates.low, rates.high, rates.n_tokens, events, verdict)
 
 
 SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GainRow:
-    """Geometric-mean gain of one benchmark as a ratio, its 95 % interval, and its pairs.
+    """Geometric-mean gain of one benchmark as a ratio, its 95 % interval, and its requests.
 
-    `low` and `high` are None where too few pairs allow no interval.
+    `low` and `high` are None where too few requests allow no interval.
     """
 
     label: str
     gain: float
     low: float | None
     high: float | None
-    n_pairs: int
+    n_requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class ForestData:
     """Benchmarks and their equal-weight mean `overall`; both are ratios `system` / `baseline`.
 
     `bound` is the promotion bound as a ratio, for example 1.012; None draws only the line at 1.
+    `lower_bound` is the one-sided bound that the promotion rule compares with it; None takes the
+    lower end of the interval.
     `interval_method` says how the intervals were made.
     """
 
@@ -50,6 +52,7 @@ class ForestData:
     baseline: str
     interval_method: str
     condition: str
+    lower_bound: float | None = None
 
 
 def finding(data: ForestData) -> str:
@@ -61,8 +64,9 @@ def finding(data: ForestData) -> str:
     text += f" [{mean.low:.3f}, {mean.high:.3f}]"
     if data.bound is None:
         return text
-    side = "above" if mean.low > data.bound else "not above"
-    return f"{text}: {side} the promotion bound of {data.bound:.3f}"
+    lower = mean.low if data.lower_bound is None else data.lower_bound
+    side = "above" if lower > data.bound else "not above"
+    return f"{text}; lower bound {lower:.3f} is {side} the promotion bound of {data.bound:.3f}"
 
 
 def build(data: ForestData) -> Figure:
@@ -85,6 +89,10 @@ def build(data: ForestData) -> Figure:
             f"{row.gain:.3f}{interval}", (1.03, i), xycoords=("axes fraction", "data"),
             va="center", fontsize=9.5, fontweight="bold" if last else "normal",
         )  # fmt: skip
+    if data.lower_bound is not None:
+        axes.plot(
+            [data.lower_bound], [len(data.rows)], marker="|", markersize=16, color=INK, mew=1.6
+        )
     axes.axvline(1.0, color=NEUTRAL, linewidth=1.4)
     if data.bound is not None:
         axes.axvline(data.bound, color=ORANGE, linewidth=1.4, linestyle=(0, (5, 3)))
@@ -93,10 +101,11 @@ def build(data: ForestData) -> Figure:
             xytext=(3, 2), textcoords="offset points", color=ORANGE, fontsize=9, va="bottom",
         )  # fmt: skip
     axes.axhline(len(data.rows) - 0.5, color=NEUTRAL, linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [f"{row.label} ({row.n_pairs})" for row in rows])
+    axes.set_yticks(range(len(rows)), [f"{row.label} ({row.n_requests})" for row in rows])
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(rows) - 0.5, -0.6)
     values = [v for row in rows for v in (row.gain, row.low, row.high) if v is not None]
+    values += [] if data.lower_bound is None else [data.lower_bound]
     low, high = min([*values, 1.0]), max([*values, 1.0, data.bound or 1.0])
     margin = max(0.06 * (high - low), 0.005)
     axes.set_xlim(low - margin, high + margin)
@@ -115,15 +124,17 @@ def draw(data: ForestData, *, figure_id: str = "forest") -> ReportFigure:
         return "–" if value is None else f"{value:.4f}"
 
     rows = tuple(
-        (row.label, f"{row.gain:.4f}", bound(row.low), bound(row.high), str(row.n_pairs))
+        (row.label, f"{row.gain:.4f}", bound(row.low), bound(row.high), str(row.n_requests))
         for row in (*data.rows, data.overall)
     )
     return ReportFigure(
         figure_id=figure_id,
         title=finding(data),
-        caption="Geometric mean of per-request output-rate ratios; request pairs in parentheses. "
-        f"Intervals: {data.interval_method}. The last row weighs all benchmarks equally.",
+        caption="Geometric mean of per-request output-rate ratios; number of requests in "
+        f"parentheses. Intervals: {data.interval_method}. The last row weighs all benchmarks "
+        "equally; the upright stroke on it is the one-sided lower bound that the rule compares "
+        "with the dashed promotion bound.",
         svg=svg,
-        columns=("benchmark", "gain (ratio)", "95 % low", "95 % high", "pairs"),
+        columns=("benchmark", "gain (ratio)", "95 % low", "95 % high", "requests"),
         rows=rows,
     )

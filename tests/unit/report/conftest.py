@@ -72,7 +72,7 @@ def figure_cases() -> dict[str, tuple[Any, Any]]:
             forest,
             forest.ForestData(
                 gains, forest.GainRow("all", 1.25, 1.21, 1.29, 31), 1.012, "tuned", "stock",
-                "clustered t", CONDITION,
+                "clustered t", CONDITION, 1.22,
             ),
         ),
         "mismatch_bars": (mismatch_bars, mismatch_bars.MismatchData(bars, 0.0122, CONDITION)),

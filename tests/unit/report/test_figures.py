@@ -186,7 +186,7 @@ def test_factors_below_one_are_drawn(cases):
 
 @pytest.mark.parametrize(
     ("low", "bound", "ending"),
-    [(1.21, 1.012, "above the promotion bound of 1.012"),
+    [(1.21, 1.012, "lower bound 1.210 is above the promotion bound of 1.012"),
      (1.005, 1.012, "not above the promotion bound of 1.012"),
      (1.21, None, "[1.210, 1.290]")],
     ids=["above", "not above", "no bound"],
@@ -194,9 +194,18 @@ def test_factors_below_one_are_drawn(cases):
 def test_forest_title_follows_the_lower_bound(cases, low, bound, ending):
     data = cases["forest"][1]
     overall = dataclasses.replace(data.overall, low=low)
-    title = forest.finding(dataclasses.replace(data, overall=overall, bound=bound))
+    changed = dataclasses.replace(data, overall=overall, bound=bound, lower_bound=None)
+    title = forest.finding(changed)
     assert title.endswith(ending)
     assert title.startswith("Tuned is 1.250× as fast as stock")
+
+
+def test_forest_title_uses_the_rules_own_bound_where_given(cases):
+    # The interval includes the noise and may straddle the bound that the rule's own one clears.
+    data = cases["forest"][1]
+    overall = dataclasses.replace(data.overall, low=1.005)
+    title = forest.finding(dataclasses.replace(data, overall=overall, lower_bound=1.02))
+    assert "[1.005, 1.290]; lower bound 1.020 is above" in title
 
 
 def test_forest_marks_a_missing_interval(drawn):
