@@ -115,6 +115,19 @@ def build(data: ForestData) -> Figure:
     return figure
 
 
+def _caption(data: ForestData) -> str:
+    text = (
+        "Geometric mean of per-request output-rate ratios; number of requests in parentheses. "
+        f"Intervals: {data.interval_method}. The last row weighs all benchmarks equally."
+    )
+    if data.lower_bound is None or data.bound is None:
+        return text
+    return (
+        f"{text} The upright stroke on it is the one-sided lower bound ({data.lower_bound:.3f}), "
+        "which the promotion rule compares with the dashed line."
+    )
+
+
 def draw(data: ForestData, *, figure_id: str = "forest") -> ReportFigure:
     """The figure with every gain and interval."""
     with style():
@@ -130,10 +143,7 @@ def draw(data: ForestData, *, figure_id: str = "forest") -> ReportFigure:
     return ReportFigure(
         figure_id=figure_id,
         title=finding(data),
-        caption="Geometric mean of per-request output-rate ratios; number of requests in "
-        f"parentheses. Intervals: {data.interval_method}. The last row weighs all benchmarks "
-        "equally; the upright stroke on it is the one-sided lower bound that the rule compares "
-        "with the dashed promotion bound.",
+        caption=_caption(data),
         svg=svg,
         columns=("benchmark", "gain (ratio)", "95 % low", "95 % high", "requests"),
         rows=rows,

@@ -206,6 +206,8 @@ def test_forest_title_uses_the_rules_own_bound_where_given(cases):
     overall = dataclasses.replace(data.overall, low=1.005)
     title = forest.finding(dataclasses.replace(data, overall=overall, lower_bound=1.02))
     assert "[1.005, 1.290]; lower bound 1.020 is above" in title
+    assert "stroke" in forest.draw(data).caption
+    assert "stroke" not in forest.draw(dataclasses.replace(data, lower_bound=None)).caption
 
 
 def test_forest_marks_a_missing_interval(drawn):
