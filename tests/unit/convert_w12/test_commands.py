@@ -1,0 +1,140 @@
+"""The commands: exit codes, one JSON document, and what the human form names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specpilot_cli.io.safetensors_stream import SafetensorsFile
+from specpilot_cli.main import main
+from tests.unit.convert_w12.conftest import MakeCheckpoint, digests
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main([str(word) for word in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+    code, out, _ = run(capsys, *words, "--json")
+    return code, json.loads(out)
+
+
+def test_convert_verify_inspect_restore(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, packed, back = make_checkpoint(), tmp_path / "w12", tmp_path / "back"
+    code, result = run_json(capsys, "convert-w12", source, "--out", packed)
+    assert (code, result["verdict"], result["command"]) == (0, "identical", "convert-w12")
+    assert result["results"]["totals"]["converted_tensors"] == 4
+    hashed = {Path(item["path"]).name: item["sha256"] for item in result["inputs"]}
+    assert hashed.items() <= digests(source).items()
+
+    code, result = run_json(capsys, "w12", "verify", packed, "--against", source)
+    assert (code, result["verdict"]) == (0, "identical")
+    assert result["results"]["compared_tensors"] == 13
+
+    code, result = run_json(capsys, "w12", "inspect", packed)
+    assert code == 0
+    rows = {row["name"]: row for row in result["results"]["tensors"]}
+    assert rows["lm_head.weight"]["encoding"] == "w12"
+    assert 12 < rows["lm_head.weight"]["bits_per_weight"] < 13
+    assert rows["model.embed_tokens.weight"]["reason"].startswith("embedding")
+    assert rows["nothing.weight"]["bits_per_weight"] is None
+
+    code, result = run_json(capsys, "w12", "restore", packed, "-o", back)
+    assert code == 0
+    assert digests(back) == digests(source)
+
+
+def test_dry_run_writes_nothing_and_says_why_tensors_stay(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "convert-w12", make_checkpoint(), "--dry-run")
+    assert code == 0
+    assert "embedding table" in out
+    assert "F32: W12 holds BF16 weights only" in out
+    assert "4 x 128 is padded" in out
+    assert "nothing was written" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_mismatch_is_exit_1_and_names_the_tensor(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = tmp_path / "w12"
+    run(capsys, "convert-w12", make_checkpoint(), "--out", packed)
+    shard = packed / "model.safetensors"
+    with SafetensorsFile(shard) as file:
+        position = file.info("model.layers.1.mlp.up_proj.weight_w12").start
+    raw = bytearray(shard.read_bytes())
+    raw[position] ^= 1
+    shard.write_bytes(raw)
+    code, out, _ = run(capsys, "w12", "verify", packed)
+    assert code == 1
+    assert "tensor `model.layers.1.mlp.up_proj.weight`" in out
+    assert run(capsys, "w12", "verify", packed, "--exit-zero")[0] == 0
+    code, result = run_json(capsys, "w12", "verify", packed)
+    assert (code, result["verdict"]) == (1, "mismatch")
+    assert result["results"]["problems"][0]["name"] == "model.layers.1.mlp.up_proj.weight"
+
+
+def test_malformed_folder_is_exit_2(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = tmp_path / "w12"
+    run(capsys, "convert-w12", make_checkpoint(), "--out", packed)
+    (packed / "w12_manifest.json").unlink()
+    for words in (("verify",), ("inspect",), ("restore", "-o", tmp_path / "back")):
+        code, _, err = run(capsys, "w12", words[0], packed, *words[1:])
+        assert code == 2
+        assert "w12_manifest.json" in err
+
+
+def test_truncated_source_is_exit_2_and_named(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_checkpoint()
+    with (source / "model.safetensors").open("r+b") as handle:
+        handle.truncate(3000)
+    code, out, err = run(capsys, "convert-w12", source, "--out", tmp_path / "w12")
+    assert (code, out) == (2, "")
+    assert str(source / "model.safetensors") in err
+    assert "truncated" in err
+    assert "hint:" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("convert-w12", "no-such-folder", "--out", "x"),
+        ("w12", "verify", "no-such-folder"),
+        ("w12", "inspect", "no-such-folder"),
+        ("w12", "restore", "no-such-folder", "-o", "x"),
+    ],
+)
+def test_missing_folder_is_exit_2(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "no such model folder" in err
+
+
+def test_out_is_needed(make_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "convert-w12", make_checkpoint())
+    assert code == 2
+    assert "--out DIR" in err
+
+
+def test_force_replaces(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_checkpoint()
+    assert run(capsys, "convert-w12", source, "--out", tmp_path / "w12")[0] == 0
+    assert run(capsys, "convert-w12", source, "--out", tmp_path / "w12")[0] == 2
+    assert run(capsys, "convert-w12", source, "--out", tmp_path / "w12", "--force")[0] == 0

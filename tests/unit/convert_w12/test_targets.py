@@ -1,0 +1,256 @@
+"""Where a conversion may write, what a broken source or a full disk does, and being killed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specpilot_cli.convert_w12 import convert as convert_module
+from specpilot_cli.convert_w12.restore import restore_folder
+from specpilot_cli.convert_w12.verify import verify_folder
+from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.io.hf_folder import open_hf_folder
+from specpilot_cli.io.safetensors_stream import bf16_data, write_safetensors
+from specpilot_cli.io.w12_folder import read_folder_tensors
+from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
+
+
+def test_symlink_target_is_refused(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="symbolic link"):
+        convert(make_checkpoint(), tmp_path / "link", force=True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_overlap_with_the_source_is_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint()
+    before = digests(source)
+    (tmp_path / "alias").symlink_to(source)
+    for target in (source, source / "w12", tmp_path, tmp_path / "alias" / "w12"):
+        with pytest.raises(InputError, match="overlaps"):
+            convert(source, target, force=True)
+    assert digests(source) == before
+
+
+def test_existing_folder_needs_force_and_only_ours_is_replaced(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source, target = make_checkpoint(), tmp_path / "w12"
+    convert(source, target)
+    first = digests(target)
+    with pytest.raises(InputError, match="not empty"):
+        convert(source, target)
+    convert(source, target, force=True)
+    assert digests(target) == first
+    (target / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(InputError, match=r"thesis\.tex"):
+        convert(source, target, force=True)
+    assert (target / "thesis.tex").read_text(encoding="utf-8") == "years of work"
+
+
+def test_empty_target_folder_is_fine(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "w12").mkdir()
+    convert(make_checkpoint(), tmp_path / "w12")
+    assert verify_folder(tmp_path / "w12").verdict == "identical"
+
+
+def test_restore_follows_the_same_rules(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    convert(make_checkpoint(), tmp_path / "w12")
+    with pytest.raises(InputError, match="overlaps"):
+        restore_folder(tmp_path / "w12", tmp_path / "w12" / "back")
+    restore_folder(tmp_path / "w12", tmp_path / "back")
+    with pytest.raises(InputError, match="not empty"):
+        restore_folder(tmp_path / "w12", tmp_path / "back")
+    restore_folder(tmp_path / "w12", tmp_path / "back", force=True)
+
+
+def test_small_disk_is_refused_before_anything_is_written(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(MachineError, match="not enough room"):
+        convert(source, tmp_path / "w12")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_disk_that_fills_up_leaves_nothing(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(convert_module.ShardWriter, "add", full)
+    with pytest.raises(MachineError, match="disk is full"):
+        convert(source, tmp_path / "w12")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_codec_error_is_caught_before_writing(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison after encoding is a real one: a codec that flips a bit cannot convert."""
+    source, encode = make_checkpoint(), convert_module.codec.encode
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        encoded = encode(*args, **kwargs)
+        encoded.records[0, 0, 100] ^= 0x80
+        return encoded
+
+    monkeypatch.setattr(convert_module.codec, "encode", faulty)
+    with pytest.raises(RuntimeError, match="does not decode"):
+        convert(source, tmp_path / "w12")
+    assert not (tmp_path / "w12").exists()
+
+
+def test_truncated_source_is_named(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    source = make_checkpoint()
+    with (source / "model.safetensors").open("r+b") as handle:
+        handle.truncate(5000)
+    with pytest.raises(InputError, match="truncated") as caught:
+        convert(source, tmp_path / "w12")
+    assert caught.value.where == str(source / "model.safetensors")
+
+
+def _unlink_shard(source: Path) -> None:
+    (source / "model-00002-of-00002.safetensors").unlink()
+
+
+def _forget_tensor(source: Path) -> None:
+    path = source / "model.safetensors.index.json"
+    path.write_text(path.read_text().replace("lm_head.weight", "lm_head.other"))
+
+
+def _twice(source: Path) -> None:
+    shutil.copy(
+        source / "model-00001-of-00002.safetensors", source / "model-00002-of-00002.safetensors"
+    )
+
+
+def _out_of_folder(source: Path) -> None:
+    path = source / "model.safetensors.index.json"
+    path.write_text(path.read_text().replace("model-00002", "../model-00002"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_unlink_shard, "not in the folder"),
+        (_forget_tensor, "lm_head"),
+        (_twice, "is in `model-00001"),
+        (_out_of_folder, "not to a safetensors file of this folder"),
+    ],
+)
+def test_index_and_shards_must_agree(
+    damage: Any, message: str, make_checkpoint: MakeCheckpoint
+) -> None:
+    source = make_checkpoint(shards=2)
+    damage(source)
+    with pytest.raises(InputError, match=message):
+        open_hf_folder(source)
+
+
+def test_tensor_missing_from_the_index(make_checkpoint: MakeCheckpoint) -> None:
+    source = make_checkpoint({"a": np.zeros(2), "b": np.zeros(2)}, shards=2)
+    extra = {"b": np.zeros(2), "c": np.zeros(2)}
+    write_safetensors(source / "model-00002-of-00002.safetensors", extra, force=True)
+    with pytest.raises(InputError, match="`c` in"):
+        open_hf_folder(source)
+
+
+def test_shards_without_index_are_not_guessed_at(make_checkpoint: MakeCheckpoint) -> None:
+    source = make_checkpoint(shards=2)
+    (source / "model.safetensors.index.json").unlink()
+    with pytest.raises(InputError, match="several shards but no index"):
+        open_hf_folder(source)
+
+
+def test_leftover_weights_are_left_out_and_named(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint()
+    shutil.copy(source / "model.safetensors", source / "consolidated.safetensors")
+    (source / "pytorch_model.bin").write_bytes(b"x")
+    (source / ".cache").mkdir()
+    (source / ".cache" / "x.lock").write_bytes(b"")
+    done = convert(source, tmp_path / "w12")
+    assert done.left_out == ("consolidated.safetensors", "pytorch_model.bin")
+    assert sorted(digests(tmp_path / "w12")) == [
+        "config.json",
+        "model.safetensors",
+        "templates/chat.jinja",
+        "tokenizer.json",
+        "w12_manifest.json",
+    ]
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_incomplete_source(missing: str, make_checkpoint: MakeCheckpoint) -> None:
+    source = make_checkpoint()
+    (source / missing).unlink()
+    with pytest.raises(InputError):
+        open_hf_folder(source)
+
+
+@pytest.mark.parametrize("shards_written", [0, 1, 3])
+def test_killed_conversion_leaves_nothing_to_trust(
+    shards_written: int, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    tensors = {f"layers.{i}.weight": weights(i, 1024, 1024) for i in range(16)}
+    source, target = make_checkpoint(tensors, shards=4), tmp_path / "w12"
+    before = digests(source)
+    partial = tmp_path / ".w12.partial"
+    command = [sys.executable, "-m", "specpilot_cli", "convert-w12", str(source), "--threads", "1"]
+    child = subprocess.Popen(
+        [*command, "--out", str(target)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(partial.glob("*.safetensors"))) <= shards_written:
+            assert child.poll() is None, "finished before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.0005)
+        os.kill(child.pid, signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
+    assert not target.exists()
+    assert partial.is_dir()
+    with pytest.raises(InputError):
+        verify_folder(partial)
+    with pytest.raises(InputError):
+        list(read_folder_tensors(partial))
+    assert digests(source) == before
+    convert(source, target)
+    assert not partial.exists()
+    assert verify_folder(target, source).verdict == "identical"
+
+
+def test_interrupted_conversion_cleans_up(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint({"a.weight": bf16_data(np.full((128, 128), 0x3C00, np.uint16))})
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(convert_module, "_finish", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "w12")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
