@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specpilot_cli.engines.base import EngineClient
     from specpilot_cli.paired_bench.run import JournalFile
     from specpilot_cli.paired_bench.types import (
+        PairedBenchResult,
         PairedBenchSettings,
         PairedBenchSummary,
         TokenPrompt,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specpilot_cli.ui import Reporter
 
 _SYSTEMS, _MEASURE, _JOURNAL = "Systems", "Measurement", "Journal"
+_SAVED_SYSTEMS = ("baseline", "candidate", "ar")
 
 
 def _system(help_text: str) -> Any:
@@ -59,6 +61,10 @@ TokenizerFolder = Annotated[
     _measure_option("Folder with tokenizer.json. Default: the baseline tokenises.", "DIR"),
 ]
 Timeout = Annotated[float, _measure_option("Limit of one request, seconds.", "S", min=1.0)]
+SaveOutputs = Annotated[
+    Path | None,
+    _measure_option("Keep the answers, one JSONL per system, for token-force.", "DIR"),
+]
 Resume = Annotated[
     bool,
     typer.Option(
@@ -88,6 +94,7 @@ def paired_bench(
     block: Block = None,
     tokenizer: TokenizerFolder = None,
     timeout: Timeout = 600.0,
+    save_outputs: SaveOutputs = None,
     resume: Resume = False,
     saved: Saved = None,
     as_json: options.JsonFlag = False,
@@ -117,27 +124,40 @@ def paired_bench(
     else:
         settings = _settings(runs, batch, block, aa, aa_limit, warmup, limit)
         journal = _journal(output, resume=resume, force=force)
-        source = _Source(urls, prompts, tokenizer, timeout)
+        source = _Source(urls, prompts, tokenizer, timeout, save_outputs, force)
         envelope, summary = _measure(source, settings, journal, quiet=quiet)
     _finish(envelope, summary, as_json, output, force, exit_zero)
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What to measure: servers by name, the prompt file, who tokenizes, and the time limit."""
+    """What to measure: servers by name, the prompt file, who tokenizes, the time limit.
+
+    save_outputs: folder for the answers, overwritten only with `force`.
+    """
 
     urls: dict[str, str]
     prompts: Path | None
     tokenizer: Path | None
     timeout_s: float
+    save_outputs: Path | None
+    force: bool
 
     def checked_prompts(self) -> Path:
-        """The prompt file; InputError for whatever is missing."""
+        """The prompt file; InputError for what is missing, or in the way of the answers."""
         for name in ("baseline", "candidate"):
             if name not in self.urls:
                 raise InputError(f"--{name} is missing", hint="give the server as http://host:port")
         if self.prompts is None:
             raise InputError("--prompts is missing", hint="a JSONL file, one prompt a line")
+        for system in _SAVED_SYSTEMS:
+            path = (self.save_outputs or Path()) / f"{system}.jsonl"
+            if self.save_outputs is not None and path.exists() and not self.force:
+                raise InputError(
+                    f"`{path}` already exists",
+                    where="--save-outputs",
+                    hint="use --force to overwrite it",
+                )
         return self.prompts
 
 
@@ -199,12 +219,25 @@ def _measure(
             if journal is not None:
                 reporter.warn(f"stopped; continue with --resume (journal: {journal.path})")
             raise
+    if source.save_outputs is not None:
+        _save_outputs(result, source.save_outputs, force=source.force)
     environment = {**result.summary.environment, "urls": source.urls}
     summary = replace(result.summary, environment=environment)
     envelope = build_envelope(
         "paired-bench", plain(summary), inputs=[prompts_file], verdict=summary.verdict
     )
     return envelope, summary
+
+
+def _save_outputs(result: PairedBenchResult, folder: Path, *, force: bool) -> None:
+    """The answers of the first run; nothing if the comparison did not get that far."""
+    from specpilot_cli.io.jsonl import write_jsonl
+    from specpilot_cli.paired_bench.outputs import output_records
+
+    for system in _SAVED_SYSTEMS:
+        records = output_records(result, system)
+        if records:
+            write_jsonl(folder / f"{system}.jsonl", records, force=force)
 
 
 def _tokenize(

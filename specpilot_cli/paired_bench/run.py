@@ -91,11 +91,7 @@ def run_paired_bench(
     _announce(plan, settings, reporter)
     info = _describe_servers(systems, reporter)
     header = _header(info, settings, prompts)
-    book = (
-        Journal.open(journal.path, header, resume=journal.resume, force=journal.force)
-        if journal
-        else None
-    )
+    book = _open(journal, header)
     work = Measurement(lanes_of(systems), settings, reporter, book, clock, cpu_clock)
     reasons: tuple[str, ...] = ()
     try:
@@ -113,7 +109,7 @@ def run_paired_bench(
     summary = _summary(work, plan, header, info, reasons, same_launch=same_launch)
     for remark in summary.warnings:
         reporter.warn(remark)
-    return PairedBenchResult(summary, tuple(work.rows), info)
+    return PairedBenchResult(summary, tuple(work.rows), timed, info)
 
 
 def _check_systems(systems: Mapping[str, EngineClient]) -> None:
@@ -122,6 +118,12 @@ def _check_systems(systems: Mapping[str, EngineClient]) -> None:
     if missing or unknown:
         what = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(unknown)}"
         raise InputError(f"a paired benchmark takes the systems {', '.join(KNOWN_SYSTEMS)}; {what}")
+
+
+def _open(journal: JournalFile | None, header: BenchHeader) -> Journal | None:
+    if journal is None:
+        return None
+    return Journal.open(journal.path, header, resume=journal.resume, force=journal.force)
 
 
 def _sessions(

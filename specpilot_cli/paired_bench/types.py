@@ -296,10 +296,11 @@ class PairedBenchSummary:
 
 @dataclass(frozen=True, slots=True)
 class PairedBenchResult:
-    """The summary and every answer it rests on (A/A sessions included)."""
+    """The summary, every answer it rests on (A/A sessions included), and the timed prompts."""
 
     summary: PairedBenchSummary
     rows: tuple[TimedRequest, ...]
+    prompts: tuple[TokenPrompt, ...]
     server_info: Mapping[str, Mapping[str, Any]]
 
     @property

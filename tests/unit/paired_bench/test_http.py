@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from specpilot_cli.io.jsonl import read_jsonl
 from specpilot_cli.main import main
+from specpilot_cli.schema.outputs import OutputRecord
 
 TOKENS = 16
 Servers = Callable[[Any], Any]
@@ -85,7 +87,10 @@ def test_a_faster_server_is_promoted_and_its_result_shown_again(
 ) -> None:
     servers = [make_server(fixed_rate(rate)) for rate in (800.0, 1600.0, 400.0)]
     out = tmp_path / "bench.json"
-    code = bench(prompts_file, *servers[:2], "--ar", servers[2].url, "-o", str(out))
+    ar = ("--ar", servers[2].url)
+    code = bench(
+        prompts_file, *servers[:2], *ar, "-o", str(out), "--save-outputs", str(tmp_path / "answers")
+    )
     first, notes = capsys.readouterr()
     assert code == 0
     results = json.loads(out.read_text())["results"]
@@ -97,8 +102,14 @@ def test_a_faster_server_is_promoted_and_its_result_shown_again(
     assert "verdict: promote" in first
     assert "smallest gain found" in notes
     assert "expected time" in notes
+    answers = read_jsonl(tmp_path / "answers" / "candidate.jsonl", OutputRecord)
+    assert len(answers) == len(results["requests"])
+    assert bytes(answers[0].prompt_ids).decode() in ("chat 0", "code 0")
     assert main(["paired-bench", "--from", str(out)]) == 0
     assert capsys.readouterr().out == first
+    again = bench(prompts_file, *servers[:2], "--save-outputs", str(tmp_path / "answers"))
+    assert again == 2  # refused before anything is measured, not after
+    assert "baseline.jsonl` already exists" in capsys.readouterr().err
 
 
 def test_an_equal_server_is_not_promoted(
