@@ -55,6 +55,11 @@ class Scheduler:
         return len(self._filling) + len(self._running)
 
     @property
+    def running(self) -> tuple[Slot, ...]:
+        """Requests that the next decode step will work on."""
+        return tuple(self._running)
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing left to do."""
         return not self._waiting and self.n_running == 0

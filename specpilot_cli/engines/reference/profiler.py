@@ -1,0 +1,221 @@
+"""Where a step of the reference engine spends its time, and how step time grows with rows.
+
+The profile times the engine's own functions, nested scopes exclusively, by wrapping them for the
+length of one block of steps; blocks without wrappers alternate with them and give the true step
+time. The curve interleaves all row counts, so a machine that slows down slows all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from specpilot_cli import __version__
+from specpilot_cli.engines.reference.accounting import StepShape, step_work
+from specpilot_cli.engines.reference.peaks import measure_peaks
+from specpilot_cli.engines.reference.scopes import ScopeTimer, cost_of_one_scope, instrument
+from specpilot_cli.engines.reference.spec import SpecConfig
+from specpilot_cli.engines.reference.stepping import BlockStats, StepRunner, cpu_name
+from specpilot_cli.errors import InputError
+from specpilot_cli.schema.gpu_profile import ComputeType
+from specpilot_cli.schema.step_profile import (
+    DeviceInfo,
+    EngineInfo,
+    KernelClass,
+    ModelInfo,
+    StepProfile,
+    StepSpan,
+    StepTimeCurve,
+    StepTimePoint,
+)
+from specpilot_cli.ui import Reporter, SilentReporter
+
+if TYPE_CHECKING:
+    from specpilot_cli.engines.reference.engine import ReferenceEngine
+
+ENGINE = EngineInfo(name="specpilot-reference", version=__version__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to measure: `repeats` blocks of `steps` steps, `concurrency` requests at once.
+
+    `prompts` are token ids; `new_tokens` is how far each is decoded before the next one starts.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    steps: int = 12
+    repeats: int = 5
+    concurrency: int = 1
+    new_tokens: int = 128
+    real_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise InputError("profiling needs at least one prompt")
+        if min(self.steps, self.repeats, self.concurrency, self.new_tokens) < 1:
+            raise InputError("steps, repeats, concurrency and new tokens must be at least 1")
+
+
+def profile_steps(
+    engine: ReferenceEngine,
+    plan: Plan,
+    *,
+    device: DeviceInfo | None = None,
+    reporter: Reporter = SilentReporter(),
+) -> StepProfile:
+    """One step of the engine's own mode by kernel class.
+
+    `t_step_s` is the median of the blocks without timers, `t_prof_s` and all classes come from
+    the median block with timers, the timers' own cost taken out. `tau` is reported only for real
+    prompts: on random ids nothing is worth accepting.
+    """
+    runner = StepRunner(engine, engine.spec, plan)
+    runner.block(plan.steps)
+    per_call_s = cost_of_one_scope()
+    plain: list[BlockStats] = []
+    timed: list[tuple[BlockStats, ScopeTimer]] = []
+    for repeat in range(plan.repeats):
+        plain.append(runner.block(plan.steps))
+        timer = ScopeTimer(per_call_s)
+        with instrument(engine, runner.core, timer):
+            timed.append((runner.block(plan.steps, before=timer.start, after=timer.stop), timer))
+        reporter.progress("profiling steps", repeat + 1, plan.repeats)
+    stats, timer = sorted(timed, key=lambda entry: entry[0].mean_s)[len(timed) // 2]
+    steps = stats.steps
+    overhead_s = timer.overhead_s() / steps
+    shape = _shape(stats, engine.spec)
+    totals = BlockStats.total(plain)
+    return StepProfile(
+        schema_version=1,
+        engine=ENGINE,
+        device=device or describe_device(engine),
+        target=ModelInfo(name=engine.target_path.name, sha256=engine.hashes["target"]),
+        drafter=_drafter_info(engine),
+        dtype=_dtype(engine),
+        mode=engine.spec.mode,
+        nodes=engine.spec.drafts,
+        rows=engine.spec.rows,
+        draft_block=engine.spec.block if engine.spec.mode != "ar" else None,
+        steps=steps,
+        t_step_s=statistics.median(block.mean_s for block in plain),
+        t_prof_s=stats.mean_s - overhead_s,
+        tau=totals.tau if plan.real_prompts and engine.spec.mode != "ar" else None,
+        classes=_classes(engine, timer, shape, steps),
+        spans=tuple(
+            StepSpan(name=name, seconds=seconds / steps) for name, seconds in timer.spans.items()
+        ),
+        source=_source(plan, stats),
+    )
+
+
+def step_time_curve(
+    engine: ReferenceEngine,
+    plan: Plan,
+    rows: Sequence[int],
+    *,
+    block: int = 16,
+    device: DeviceInfo | None = None,
+    reporter: Reporter = SilentReporter(),
+) -> StepTimeCurve:
+    """Step time of best-first trees against rows (nodes + 1), drafting included; one AR step.
+
+    A row count of 1 is plain decoding and is covered by `ar_step_s`. Raises `InputError` without
+    a drafter or without a row count above 1.
+    """
+    if engine.drafter is None:
+        raise InputError("a step-time curve needs a drafter", hint="give --drafter DIR")
+    wanted = sorted({count for count in rows if count > 1})
+    if not wanted:
+        raise InputError("a step-time curve needs a row count above 1")
+    specs = {1: SpecConfig(mode="ar")} | {
+        count: SpecConfig(mode="tree", block=block, n_nodes=count - 1) for count in wanted
+    }
+    runners = {count: StepRunner(engine, spec, plan) for count, spec in specs.items()}
+    for runner in runners.values():
+        runner.block(2)
+    means: dict[int, list[float]] = {count: [] for count in specs}
+    for repeat in range(plan.repeats):
+        for count, runner in runners.items():
+            means[count].append(runner.block(plan.steps).mean_s)
+        reporter.progress("step times", repeat + 1, plan.repeats)
+    return StepTimeCurve(
+        schema_version=1,
+        name="specpilot-reference-cpu",
+        engine=ENGINE,
+        device=device or describe_device(engine),
+        target=ModelInfo(name=engine.target_path.name, sha256=engine.hashes["target"]),
+        drafter=_drafter_info(engine) or ModelInfo(name="drafter"),
+        dtype=_dtype(engine),
+        ar_step_s=statistics.median(means[1]),
+        ar_range_s=(min(means[1]), max(means[1])),
+        includes_drafting=True,
+        points=tuple(
+            StepTimePoint(
+                rows=count,
+                step_s=statistics.median(means[count]),
+                draft_block=block,
+                range_s=(min(means[count]), max(means[count])),
+            )
+            for count in wanted
+        ),
+        source=f"specpilot profile: medians of {plan.repeats} interleaved blocks of {plan.steps} "
+        f"steps, {plan.concurrency} requests in flight, best-first trees",
+    )
+
+
+def describe_device(engine: ReferenceEngine) -> DeviceInfo:
+    """This CPU with its measured peaks, on a working set as large as the weights."""
+    peaks = measure_peaks(engine.model.embed_tokens.weight.dtype, engine.weight_bytes)
+    return DeviceInfo(name=cpu_name(), kind="cpu", threads=engine.threads, peaks=peaks)
+
+
+def _classes(
+    engine: ReferenceEngine, timer: ScopeTimer, shape: StepShape, steps: int
+) -> tuple[KernelClass, ...]:
+    drafter = engine.drafter if engine.spec.mode != "ar" else None
+    work = step_work(engine.model, drafter, shape)
+    classes = []
+    for name, seconds in timer.class_seconds().items():
+        counted = work.get(name)
+        classes.append(
+            KernelClass(
+                name=name,
+                seconds=seconds / steps,
+                bytes=counted.bytes if counted else None,
+                flops=counted.flops if counted else None,
+                calls=timer.calls[name] / steps,
+            )
+        )
+    return tuple(classes)
+
+
+def _shape(stats: BlockStats, spec: SpecConfig) -> StepShape:
+    return StepShape(
+        requests=stats.requests,
+        rows=spec.rows,
+        committed=stats.tau,
+        context=stats.context,
+        block=spec.block if spec.mode != "ar" else 0,
+    )
+
+
+def _source(plan: Plan, stats: BlockStats) -> str:
+    kind = "given" if plan.real_prompts else "random"
+    return (
+        f"specpilot profile: {plan.repeats} blocks of {plan.steps} steps with timers, as many "
+        f"without, {plan.concurrency} requests in flight, {kind} prompts, mean context "
+        f"{stats.context:.0f} tokens"
+    )
+
+
+def _drafter_info(engine: ReferenceEngine) -> ModelInfo | None:
+    if engine.drafter_path is None:
+        return None
+    return ModelInfo(name=engine.drafter_path.name, sha256=engine.hashes["drafter"])
+
+
+def _dtype(engine: ReferenceEngine) -> ComputeType:
+    return engine.dtype
