@@ -80,14 +80,11 @@ def token_force(
 
     Examples:
 
-        specpilot token-force --system http://localhost:30001 --stock http://localhost:30000
-        --scorer http://localhost:30002 --ar http://localhost:30003 --prompts prompts.jsonl
+        specpilot token-force --system URL --stock URL --scorer URL --ar URL --prompts dev.jsonl
 
-        specpilot token-force --system tuned.jsonl --stock stock.jsonl --ar ar.jsonl
-        --scorer http://localhost:30002 --tokenizer models/target
+        specpilot token-force --system tuned.jsonl --stock stock.jsonl --scorer URL --ar ar.jsonl
 
-        specpilot token-force --system http://localhost:30001 --stock stock.jsonl
-        --scorer http://localhost:30002 --delta 0.25 --limit 50 --json
+        specpilot token-force --system URL --stock stock.jsonl --scorer URL --delta 0.25 --json
     """
     from specpilot_cli.report.token_force_text import print_result
     from specpilot_cli.token_force.session import Sources

@@ -27,6 +27,9 @@ _T = TypeVar("_T")
 _CONTROL_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 5.0
 _DRAIN_TIMEOUT_S = 0.5
+# Servers drop idle connections after 5 s (uvicorn's default). Dropping ours earlier means that
+# no request is ever sent on a connection that is just being closed, and lost without a retry.
+_KEEPALIVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,11 @@ class AsyncHttpEngine:
         self._timeouts = Timeouts(timeout_s, min(stall_timeout_s, timeout_s))
         self._client = httpx.AsyncClient(
             base_url=self.base_url,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(
+                max_connections=None,
+                max_keepalive_connections=None,
+                keepalive_expiry=_KEEPALIVE_S,
+            ),
             timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
             headers={"Accept-Encoding": "identity"},
             trust_env=False,
@@ -226,6 +233,11 @@ class AsyncHttpEngine:
             return MachineError(
                 f"the server at {self.base_url} has no /generate",
                 hint="specpilot talks to SGLang's native API: is this an SGLang server?",
+            )
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            return MachineError(
+                f"the server at {self.base_url} refuses this client: HTTP {status}",
+                hint="start the server without an API key",
             )
         return wire.invalid(request_id, _status_text(status, content))
 

@@ -118,6 +118,8 @@ def audit(
 
     The cheap clauses come first: an event is asked about only until it is explained.
     """
+    if not events:
+        return []
     explained: dict[int, Explanation] = {}
     for index, event in enumerate(events):
         reporter.progress(f"auditing {label}", index, len(events))
@@ -126,13 +128,16 @@ def audit(
             explained[index] = "record"
         elif _argmax_moves(event, answer, means.scorer, settings.prefill_tails):
             explained[index] = "prefill_length"
+    reporter.progress(f"auditing {label}", len(events), len(events))
     if means.probe is not None:
-        for offset in settings.probe_offsets:
+        for done, offset in enumerate(settings.probe_offsets):
+            reporter.progress(f"probing stock at {label}", done, len(settings.probe_offsets))
             open_events = [(i, e) for i, e in enumerate(events) if i not in explained]
             explained.update(
                 _probe(open_events, answers, means.probe, offset, event_margin_nats, settings)
             )
-    reporter.progress(f"auditing {label}", len(events), len(events))
+        total = len(settings.probe_offsets)
+        reporter.progress(f"probing stock at {label}", total, total)
     return [AuditedEvent(event, explained.get(i)) for i, event in enumerate(events)]
 
 

@@ -260,6 +260,12 @@ def test_a_server_of_another_kind_is_a_machine_error(make_server):
         ask(server)
 
 
+def test_a_server_that_wants_a_key_is_a_machine_error(make_server):
+    server = make_server(lambda exchange: exchange.reply({"error": "Unauthorized"}, status=401))
+    with pytest.raises(MachineError, match="HTTP 401"):
+        ask(server)
+
+
 @pytest.mark.parametrize("url", ["localhost:30000", "http://", "ftp://x"])
 def test_a_bad_url_is_bad_input(url):
     with pytest.raises(InputError):
