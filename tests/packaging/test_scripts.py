@@ -38,3 +38,12 @@ def test_a_current_environment_is_reused(repo: Path, tmp_path: Path) -> None:
         ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == ("reused\n", "")
+
+
+def test_no_file_names_the_folder_it_was_written_in(repo: Path) -> None:
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=repo, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    assert len(names) > 100
+    here = f"{repo}/".encode()
+    assert [name for name in names if here in (repo / name).read_bytes()] == []
