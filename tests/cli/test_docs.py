@@ -12,10 +12,18 @@ import typer.main
 
 from specpilot_cli.app import app
 
-_PAGES = (
-    "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md", "docs/concepts.md",
-    "kernels/README.md", "profiles/README.md", "recipes/README.md",
-)  # fmt: skip
+_REPO = Path(__file__).resolve().parents[2]
+_PAGES = sorted(
+    str(path.relative_to(_REPO))
+    for pattern in ("*.md", "docs/*.md", "*/README.md", "recipes/*/*.md", "scripts/*/*.md")
+    for path in _REPO.glob(pattern)
+)
+
+
+def test_index_of_docs_is_complete(repo: Path) -> None:
+    index = (repo / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (repo / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"]({name})" not in index} == set()
 
 
 def test_page_of_commands_is_current(repo: Path) -> None:
