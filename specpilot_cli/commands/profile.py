@@ -10,6 +10,8 @@ import typer
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from specpilot_cli.engines.reference.engine import ReferenceEngine
     from specpilot_cli.engines.reference.profiler import Plan
     from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
@@ -17,85 +19,71 @@ if TYPE_CHECKING:
 _STEP = "Step"
 _MEASUREMENT = "Measurement"
 _PROMPT_TOKENS = 128
+_NEW_TOKENS = 128
+
+ProfileOutput = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the step profile, `.json`."),
+]
+StepTimesOutput = Annotated[
+    Path | None,
+    typer.Option("--step-times", metavar="FILE", help="Write step times against rows, `.json`."),
+]
+ModeOption = Annotated[
+    Literal["ar", "chain", "tree"] | None,
+    typer.Option(
+        help="Step to take apart; default chain with a drafter, else ar.", rich_help_panel=_STEP
+    ),
+]
+BlockOption = Annotated[
+    int, typer.Option(min=2, help="Draft block of that step.", rich_help_panel=_STEP)
+]
+NodesOption = Annotated[
+    int, typer.Option(min=1, help="Nodes of a tree step.", rich_help_panel=_STEP)
+]
+RowsOption = Annotated[
+    str, typer.Option(help="Row counts of the step times, with commas.", rich_help_panel=_STEP)
+]
+TreeBlockOption = Annotated[
+    int, typer.Option(min=2, help="Draft block of the step times.", rich_help_panel=_STEP)
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Decode these; default random ids, which tell nothing about acceptance.",
+        rich_help_panel=_MEASUREMENT,
+    ),
+]
+ConcurrencyOption = Annotated[
+    int, typer.Option(min=1, help="Requests in flight.", rich_help_panel=_MEASUREMENT)
+]
+StepsOption = Annotated[
+    int, typer.Option(min=1, help="Steps a block.", rich_help_panel=_MEASUREMENT)
+]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Blocks.", rich_help_panel=_MEASUREMENT)]
 
 
 def profile(
-    target: Annotated[
-        Path, typer.Option("--target", metavar="DIR", help="Target model folder (BF16 or W12).")
-    ],
-    drafter: Annotated[
-        Path | None, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the step profile, `.json`."),
-    ] = None,
-    step_times: Annotated[
-        Path | None,
-        typer.Option(
-            "--step-times", metavar="FILE", help="Write step times against rows, `.json`."
-        ),
-    ] = None,
-    mode: Annotated[
-        Literal["ar", "chain", "tree"] | None,
-        typer.Option(
-            "--mode",
-            help="Step to take apart; default chain with a drafter, else ar.",
-            rich_help_panel=_STEP,
-        ),
-    ] = None,
-    block: Annotated[
-        int,
-        typer.Option("--block", min=2, help="Draft block of that step.", rich_help_panel=_STEP),
-    ] = 8,
-    nodes: Annotated[
-        int, typer.Option("--nodes", min=1, help="Nodes of a tree step.", rich_help_panel=_STEP)
-    ] = 16,
-    rows: Annotated[
-        str,
-        typer.Option(
-            "--rows", help="Row counts of the step times, with commas.", rich_help_panel=_STEP
-        ),
-    ] = "1,4,8,16,32,64",
-    tree_block: Annotated[
-        int,
-        typer.Option(
-            "--tree-block", min=2, help="Draft block of the step times.", rich_help_panel=_STEP
-        ),
-    ] = 16,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="Decode these; default random ids, which tell nothing about acceptance.",
-            rich_help_panel=_MEASUREMENT,
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int,
-        typer.Option(
-            "--concurrency", min=1, help="Requests in flight.", rich_help_panel=_MEASUREMENT
-        ),
-    ] = 1,
-    steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Steps a block.", rich_help_panel=_MEASUREMENT)
-    ] = 12,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Blocks.", rich_help_panel=_MEASUREMENT)
-    ] = 7,
-    threads: Annotated[
-        int, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel=_MEASUREMENT)
-    ] = 1,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"],
-        typer.Option("--dtype", help="Arithmetic of both models.", rich_help_panel=_MEASUREMENT),
-    ] = "float32",
+    target: options.TargetFolder,
+    drafter: options.OptionalDrafterFolder = None,
+    output: ProfileOutput = None,
+    step_times: StepTimesOutput = None,
+    mode: ModeOption = None,
+    block: BlockOption = 8,
+    nodes: NodesOption = 16,
+    rows: RowsOption = "1,4,8,16,32,64",
+    tree_block: TreeBlockOption = 16,
+    prompts: PromptsOption = None,
+    concurrency: ConcurrencyOption = 1,
+    steps: StepsOption = 12,
+    repeats: RepeatsOption = 7,
+    threads: options.ThreadsOption = 1,
+    dtype: options.DtypeOption = "float32",
     seed: options.SeedOption = 0,
     as_json: options.JsonFlag = False,
     force: options.ForceFlag = False,
     quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:
     """Take one step of the reference engine apart and time steps against verified rows.
 
@@ -111,85 +99,118 @@ def profile(
 
         specpilot profile --target target/ --mode ar --json
     """
+    counts = _row_counts(rows, needed=step_times is not None, drafter=drafter)
+    options.check_new_file(output, ".json", where="-o", force=force)
+    options.check_new_file(step_times, ".json", where="--step-times", force=force)
+    engine = _load(target, drafter, mode, block, nodes, dtype, threads)
+    plan = _plan(engine, prompts, steps, repeats, concurrency, seed)
+    step, curve = _measure(engine, plan, counts, tree_block, quiet=quiet)
+    _write(step, output, curve, step_times, force=force)
+    inputs = [path for path in (target, drafter, prompts) if path is not None]
+    _emit(step, curve, inputs, seed, as_json=as_json)
+
+
+def _load(
+    target: Path,
+    drafter: Path | None,
+    mode: Literal["ar", "chain", "tree"] | None,
+    block: int,
+    nodes: int,
+    dtype: Literal["float32", "bfloat16"],
+    threads: int,
+) -> ReferenceEngine:
     from specpilot_cli.engines.reference.launch import require_engine
     from specpilot_cli.engines.reference.spec import SpecConfig
-    from specpilot_cli.ui import ConsoleReporter
 
-    counts = _row_counts(rows)
-    for path, option in ((output, "-o"), (step_times, "--step-times")):
-        _check_target(path, option, force)
+    spec = SpecConfig(mode or ("chain" if drafter else "ar"), block, nodes)
     require_engine()
     from specpilot_cli.engines.reference.engine import ReferenceEngine
+
+    return ReferenceEngine(target, drafter, spec, dtype=dtype, threads=threads)
+
+
+def _measure(
+    engine: ReferenceEngine,
+    plan: Plan,
+    rows: Sequence[int],
+    tree_block: int,
+    *,
+    quiet: bool,
+) -> tuple[StepProfile, StepTimeCurve | None]:
     from specpilot_cli.engines.reference.profiler import (
         describe_device,
         profile_steps,
         step_time_curve,
     )
+    from specpilot_cli.ui import ConsoleReporter
+
+    device = describe_device(engine)
+    with ConsoleReporter(quiet=quiet) as reporter:
+        step = profile_steps(engine, plan, device=device, reporter=reporter)
+        if engine.drafter is None:
+            return step, None
+        curve = step_time_curve(
+            engine, plan, rows, block=tree_block, device=device, reporter=reporter
+        )
+    return step, curve
+
+
+def _write(
+    step: StepProfile,
+    output: Path | None,
+    curve: StepTimeCurve | None,
+    step_times: Path | None,
+    *,
+    force: bool,
+) -> None:
     from specpilot_cli.io.json_file import write_json
 
-    spec = SpecConfig(mode or ("chain" if drafter else "ar"), block, nodes)
-    engine = ReferenceEngine(target, drafter, spec, dtype=dtype, threads=threads)
-    plan = _plan(engine, prompts, steps, repeats, concurrency, seed)
-    with ConsoleReporter(quiet=quiet, verbose=verbose) as reporter:
-        device = describe_device(engine)
-        step = profile_steps(engine, plan, device=device, reporter=reporter)
-        curve = None
-        if step_times is not None or drafter is not None:
-            curve = step_time_curve(
-                engine, plan, counts, block=tree_block, device=device, reporter=reporter
-            )
     if output is not None:
         write_json(output, step, force=force)
     if step_times is not None and curve is not None:
         write_json(step_times, curve, force=force)
-    inputs = [path for path in (target, drafter, prompts) if path is not None]
-    _emit(step, curve, inputs, seed, as_json=as_json)
 
 
 def _emit(
     step: StepProfile, curve: StepTimeCurve | None, inputs: list[Path], seed: int, *, as_json: bool
 ) -> None:
     from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.report.tables import print_line, print_table
-
-    def text() -> None:
-        print_line(
-            f"{step.mode}, {step.rows} rows: {step.t_step_s * 1e3:.2f} ms a step "
-            f"({step.t_prof_s * 1e3:.2f} ms with timers, {step.unattributed_s * 1e3:.2f} ms of "
-            "it outside every class)"
-        )
-        print_table(
-            ["class", "ms", "share", "MB", "MFLOP", "calls"],
-            [
-                (
-                    entry.name,
-                    f"{entry.seconds * 1e3:.3f}",
-                    f"{entry.seconds / step.t_prof_s:.0%}",
-                    "-" if entry.bytes is None else f"{entry.bytes / 1e6:.2f}",
-                    "-" if entry.flops is None else f"{entry.flops / 1e6:.2f}",
-                    f"{entry.calls:.0f}",
-                )
-                for entry in step.classes
-            ],
-        )
-        if curve is not None:
-            print_table(
-                ["rows", "ms", "c"],
-                [("1 (ar)", f"{curve.ar_step_s * 1e3:.2f}", "1.00")]
-                + [
-                    (
-                        str(point.rows),
-                        f"{point.step_s * 1e3:.2f}",
-                        f"{point.step_s / curve.ar_step_s:.2f}",
-                    )
-                    for point in curve.points
-                ],
-            )
 
     envelope = build_envelope(
         "profile", {"step_profile": step, "step_times": curve}, inputs=inputs, seed=seed
     )
-    options.emit(envelope, as_json=as_json, text=text)
+    options.emit(envelope, as_json=as_json, text=lambda: _print(step, curve))
+
+
+def _print(step: StepProfile, curve: StepTimeCurve | None) -> None:
+    from specpilot_cli.report.tables import print_line, print_table
+
+    print_line(
+        f"{step.mode}, {step.rows} rows: {step.t_step_s * 1e3:.2f} ms a step "
+        f"({step.t_prof_s * 1e3:.2f} ms with timers, {step.unattributed_s * 1e3:.2f} ms of "
+        "it outside every class)"
+    )
+    print_table(
+        ["class", "ms", "share", "MB", "MFLOP", "calls"],
+        [
+            (
+                entry.name,
+                f"{entry.seconds * 1e3:.3f}",
+                f"{entry.seconds / step.t_prof_s:.0%}",
+                "-" if entry.bytes is None else f"{entry.bytes / 1e6:.2f}",
+                "-" if entry.flops is None else f"{entry.flops / 1e6:.2f}",
+                f"{entry.calls:.0f}",
+            )
+            for entry in step.classes
+        ],
+    )
+    if curve is None:
+        return
+    times = [("1 (ar)", curve.ar_step_s)] + [(str(p.rows), p.step_s) for p in curve.points]
+    print_table(
+        ["rows", "ms", "c"],
+        [(rows, f"{time * 1e3:.2f}", f"{time / curve.ar_step_s:.2f}") for rows, time in times],
+    )
 
 
 def _plan(
@@ -205,7 +226,7 @@ def _plan(
     from specpilot_cli.engines.reference.profiler import Plan
     from specpilot_cli.io.prompts_file import read_prompts
 
-    new_tokens = min(128, engine.context_length // 2)
+    new_tokens = min(_NEW_TOKENS, engine.context_length // 2)
     if prompts is not None:
         ids = [engine.encode(prompt.text) for prompt in read_prompts(prompts)]
     else:
@@ -222,8 +243,13 @@ def _plan(
     )
 
 
-def _row_counts(text: str) -> list[int]:
+def _row_counts(text: str, *, needed: bool, drafter: Path | None) -> list[int]:
     from specpilot_cli.errors import InputError
+
+    if needed and drafter is None:
+        raise InputError(
+            "step times need a drafter", where="--step-times", hint="give --drafter DIR"
+        )
 
     try:
         counts = [int(part) for part in text.split(",")]
@@ -232,16 +258,3 @@ def _row_counts(text: str) -> list[int]:
     if min(counts) < 1:
         raise InputError("row counts start at 1", where="--rows")
     return counts
-
-
-def _check_target(path: Path | None, option: str, force: bool) -> None:
-    from specpilot_cli.errors import InputError
-
-    if path is None:
-        return
-    if path.suffix != ".json":
-        raise InputError(f"`{path}` must end in `.json`", where=option)
-    if path.exists() and not force:
-        raise InputError(
-            f"`{path}` already exists", where=option, hint="use --force to overwrite it"
-        )

@@ -133,14 +133,7 @@ def step_time_curve(
     specs = {1: SpecConfig(mode="ar")} | {
         count: SpecConfig(mode="tree", block=block, n_nodes=count - 1) for count in wanted
     }
-    runners = {count: StepRunner(engine, spec, plan) for count, spec in specs.items()}
-    for runner in runners.values():
-        runner.block(2)
-    means: dict[int, list[float]] = {count: [] for count in specs}
-    for repeat in range(plan.repeats):
-        for count, runner in runners.items():
-            means[count].append(runner.block(plan.steps).mean_s)
-        reporter.progress("step times", repeat + 1, plan.repeats)
+    means = _interleaved_means(engine, specs, plan, reporter)
     return StepTimeCurve(
         schema_version=1,
         name="specpilot-reference-cpu",
@@ -164,6 +157,21 @@ def step_time_curve(
         source=f"specpilot profile: medians of {plan.repeats} interleaved blocks of {plan.steps} "
         f"steps, {plan.concurrency} requests in flight, best-first trees",
     )
+
+
+def _interleaved_means(
+    engine: ReferenceEngine, specs: dict[int, SpecConfig], plan: Plan, reporter: Reporter
+) -> dict[int, list[float]]:
+    """Seconds per step of every block, by row count; one block of each in every round."""
+    runners = {count: StepRunner(engine, spec, plan) for count, spec in specs.items()}
+    for runner in runners.values():
+        runner.block(2)
+    means: dict[int, list[float]] = {count: [] for count in specs}
+    for repeat in range(plan.repeats):
+        for count, runner in runners.items():
+            means[count].append(runner.block(plan.steps).mean_s)
+        reporter.progress("step times", repeat + 1, plan.repeats)
+    return means
 
 
 def describe_device(engine: ReferenceEngine) -> DeviceInfo:

@@ -203,6 +203,12 @@ class TestProfile:
         assert done.returncode == 0, done.stderr
         assert "target_gemm" in done.stdout
 
+    def test_step_times_need_a_drafter(self, pair: Any, tmp_path: Path) -> None:
+        times = tmp_path / "times.json"
+        done = _run("profile", "--target", pair.target, "--step-times", times)
+        assert done.returncode == 2
+        assert "--drafter" in done.stderr
+
     @pytest.mark.parametrize("rows", ["1,x", "0,8", ""])
     def test_bad_rows(self, rows: str) -> None:
         done = _run("profile", "--target", "none", "--rows", rows)
