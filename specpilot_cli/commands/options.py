@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -58,6 +58,20 @@ ExitZeroFlag = Annotated[
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of every random choice.", min=0)]
 
+TargetFolder = Annotated[
+    Path, typer.Option("--target", metavar="DIR", help="Target model folder (BF16 or W12).")
+]
+DrafterFolder = Annotated[
+    Path, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
+]
+OptionalDrafterFolder = Annotated[
+    Path | None, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
+]
+DtypeOption = Annotated[
+    Literal["float32", "bfloat16"], typer.Option("--dtype", help="Arithmetic of both models.")
+]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+
 # Every verdict word, so that a misspelt one cannot pass for acceptance.
 _EXIT_CODES = {
     "accept": 0, "ok": 0, "pass": 0, "identical": 0, "lossless": 0, "promote": 0,
@@ -100,6 +114,18 @@ def check_output(output: Path | None, force: bool, *suffixes: str) -> None:
     if output.exists() and not force:
         raise InputError(
             f"`{output}` already exists", where="--output", hint="use --force to overwrite it"
+        )
+
+
+def check_new_file(path: Path | None, suffix: str, *, where: str, force: bool) -> None:
+    """Refuse a file name that cannot be written later, before any work is done."""
+    if path is None:
+        return
+    if path.suffix != suffix:
+        raise InputError(f"`{path}` must end in `{suffix}`", where=where)
+    if path.exists() and not force:
+        raise InputError(
+            f"`{path}` already exists", where=where, hint="use --force to overwrite it"
         )
 
 
