@@ -31,8 +31,9 @@ CHUNK = 64
 def normalise(q: Tensor, k: Tensor, n_value_heads: int) -> tuple[Tensor, Tensor]:
     """L2-normalise and scale q, k [..., Hk, K] and repeat them for the value heads they serve."""
     key_dim = q.shape[-1]
-    q = q * (torch.rsqrt(q.square().sum(-1, keepdim=True) + L2_EPS) * key_dim**-0.5)
-    k = k * torch.rsqrt(k.square().sum(-1, keepdim=True) + L2_EPS)
+    # an RMS norm is an L2 norm times sqrt(K); its mean turns the sum's epsilon into eps / K
+    q = F.rms_norm(q, (key_dim,), eps=L2_EPS / key_dim) * key_dim**-1.0
+    k = F.rms_norm(k, (key_dim,), eps=L2_EPS / key_dim) * key_dim**-0.5
     repeats = n_value_heads // q.shape[-2]
     if repeats > 1:
         q, k = q.repeat_interleave(repeats, dim=-2), k.repeat_interleave(repeats, dim=-2)

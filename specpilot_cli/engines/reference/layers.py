@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm over the last axis in float32, result in the dtype of `x`."""
-    h = x.float()
-    return (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 class RMSNorm(nn.Module):
