@@ -69,8 +69,8 @@ def profile_steps(
     """One step of the engine's own mode by kernel class.
 
     `t_step_s` is the median of the blocks without timers, `t_prof_s` and all classes come from
-    the median block with timers, the timers' own cost taken out. `tau` is reported only for real
-    prompts: on random ids nothing is worth accepting.
+    the median block with timers, the timers' own cost taken out. No `tau`: the few steps of a
+    profile see the start of a few requests, while tokens per step belong to a whole request set.
     """
     runner = StepRunner(engine, engine.spec, plan)
     runner.block(plan.steps)
@@ -87,7 +87,6 @@ def profile_steps(
     steps = stats.steps
     overhead_s = timer.overhead_s() / steps
     shape = _shape(stats, engine.spec)
-    totals = BlockStats.total(plain)
     return StepProfile(
         schema_version=1,
         engine=ENGINE,
@@ -102,7 +101,7 @@ def profile_steps(
         steps=steps,
         t_step_s=statistics.median(block.mean_s for block in plain),
         t_prof_s=stats.mean_s - overhead_s,
-        tau=totals.tau if plan.real_prompts and engine.spec.mode != "ar" else None,
+        tau=None,
         classes=_classes(engine, timer, shape, steps),
         spans=tuple(
             StepSpan(name=name, seconds=seconds / steps) for name, seconds in timer.spans.items()

@@ -55,19 +55,6 @@ class BlockStats:
         """Tokens committed per request and step."""
         return self.tokens / self.request_steps
 
-    @classmethod
-    def total(cls, blocks: Sequence[BlockStats]) -> BlockStats:
-        """All blocks as one."""
-        steps = sum(block.steps for block in blocks)
-        return cls(
-            steps=steps,
-            seconds=sum(block.seconds for block in blocks),
-            tokens=sum(block.tokens for block in blocks),
-            request_steps=sum(block.request_steps for block in blocks),
-            requests=sum(block.requests * block.steps for block in blocks) / steps,
-            context=sum(block.context * block.steps for block in blocks) / steps,
-        )
-
 
 class StepRunner:
     """Keeps `concurrency` requests decoding and times only the decode steps among them.

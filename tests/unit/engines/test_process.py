@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -155,6 +157,27 @@ def test_occupied_port(tmp_path: Path) -> None:
             _process(tmp_path, port).__enter__()
     assert caught.value.hint
     assert not (tmp_path / "server").exists()
+
+
+def test_replies_do_not_wait_for_nagle() -> None:
+    """A server on the bound socket sends small packets at once: TCP_NODELAY is set."""
+
+    async def accepted_option() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        bound = bind_port(0)
+        async with await asyncio.start_server(accept, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname())
+            option = await found
+            writer.close()
+        return option
+
+    assert asyncio.run(accepted_option()) != 0
 
 
 def test_early_death_shows_the_log(tmp_path: Path) -> None:

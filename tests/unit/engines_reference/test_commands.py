@@ -194,7 +194,6 @@ class TestProfile:
         curve = read_json_model(times, StepTimeCurve)
         assert (profile.mode, profile.rows) == ("chain", 8)
         assert profile.device.peaks is not None
-        assert profile.tau is not None
         assert [point.rows for point in curve.points] == [8, 16]
         assert results["step_profile"]["t_step_s"] == profile.t_step_s
 
