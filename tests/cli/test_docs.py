@@ -60,7 +60,8 @@ def test_readmes_are_short(repo: Path, page: str, limit: int) -> None:
 
 
 def test_examples_in_the_readme_use_real_options(repo: Path) -> None:
-    lines = (repo / "README.md").read_text(encoding="utf-8").splitlines()
+    text = (repo / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = text.splitlines()
     root = typer.main.get_command(app)
     for line in (line for line in lines if line.startswith("    specpilot ")):
         command, words = root, line.split()[1:]
