@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specpilot_cli.commands import options
+
+if TYPE_CHECKING:
+    from specpilot_cli.doctor.checks import Check
+    from specpilot_cli.settings import ConfigFile
 
 
 class Requirement(StrEnum):
@@ -39,10 +43,9 @@ def doctor(
 
         specpilot doctor --require gpu --require sglang --json
     """
-    from specpilot_cli.doctor.checks import Check, missing_for, run_checks
+    from specpilot_cli.doctor.checks import missing_for, run_checks
     from specpilot_cli.errors import MachineError
     from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.report.tables import print_line, print_table
     from specpilot_cli.settings import KNOWN_VARIABLES, read_config
 
     options.check_output(output, force)
@@ -50,17 +53,6 @@ def doctor(
     files = read_config(os.environ, Path.cwd())
     required = [item.value for item in require or []]
     missing = missing_for(checks, required)
-
-    def row(check: Check) -> tuple[str, ...]:
-        return (check.name, "ok" if check.ok else "missing", check.detail, check.enables)
-
-    def text() -> None:
-        print_table(["check", "state", "found", "enables"], [row(check) for check in checks])
-        for check in checks:
-            if check.fix and not check.ok:
-                print_line(f"{check.name}: {check.fix}")
-        for file in files:
-            print_line(f"defaults from {file.path}")
 
     envelope = build_envelope(
         "doctor",
@@ -72,10 +64,24 @@ def doctor(
             "variables": {name: os.environ[name] for name in KNOWN_VARIABLES if name in os.environ},
         },
     )
-    options.emit(envelope, as_json=as_json, output=output, force=force, text=text)
+    options.emit(
+        envelope, as_json=as_json, output=output, force=force, text=lambda: _print(checks, files)
+    )
     if missing:
         raise MachineError(
             f"{' and '.join(required)} required, but missing: "
             f"{', '.join(check.name for check in missing)}",
             hint=next((check.fix for check in missing if check.fix), None),
         )
+
+
+def _print(checks: list[Check], files: list[ConfigFile]) -> None:
+    from specpilot_cli.report.tables import print_line, print_table
+
+    rows = [(c.name, "ok" if c.ok else "missing", c.detail, c.enables) for c in checks]
+    print_table(["check", "state", "found", "enables"], rows)
+    for check in checks:
+        if check.fix and not check.ok:
+            print_line(f"{check.name}: {check.fix}")
+    for file in files:
+        print_line(f"defaults from {file.path}")

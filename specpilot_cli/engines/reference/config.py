@@ -2,7 +2,7 @@
 
 The target is the text part of the Qwen3.5 family: Gated DeltaNet (GDN) layers with gated softmax
 attention in between. The drafter is DFlash2: a block-parallel drafter with a candidate selector.
-Keys and defaults follow the public checkpoints, so the same folders load in transformers and SGLang.
+Keys and defaults follow the public checkpoints, so transformers and SGLang load the same folders.
 """
 
 from __future__ import annotations
@@ -170,7 +170,8 @@ def _layer_types(get: _Getter) -> tuple[str, ...]:
         )
     unknown = set(kinds) - {"linear_attention", "full_attention"}
     if unknown:
-        raise InputError(f"unknown layer types: {sorted(unknown)}", where=f"{get.path}: layer_types")
+        where = f"{get.path}: layer_types"
+        raise InputError(f"unknown layer types: {sorted(unknown)}", where=where)
     return tuple(kinds)
 
 

@@ -14,8 +14,9 @@ Module names equal the public checkpoint's tensor names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +129,7 @@ class DraftLayer(nn.Module):
         rotary: Rotary,
         angles: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """x [R, B, H]; context keys and values [R or 1, M, Hkv, D]; mask [R, 1, M] of readable rows."""
+        """x [R, B, H]; context keys, values [R or 1, M, Hkv, D]; mask [R, 1, M]: readable rows."""
         n_blocks, block = x.shape[:2]
         h, corrections = self.attention_conv.before(self.input_layernorm(x))
         k, v = self.self_attn.keys_values(h, rotary, angles)
@@ -179,13 +180,13 @@ class Drafter(nn.Module):
         self._borrowed = (embed, head)
 
     def context(self, features: Tensor, start: int = 0) -> Tensor:
-        """Context keys and values [..., T, F] -> [n_layers, 2, ..., T, Hkv, D] from position start."""
+        """Keys and values [..., T, F] -> [n_layers, 2, ..., T, Hkv, D] from position start."""
         projected = self.hidden_norm(self.fc(features))
         positions = torch.arange(start, start + features.shape[-2], device=features.device)
         angles = self.rotary.angles(positions)
         pairs = [
             torch.stack(layer.self_attn.keys_values(projected, self.rotary, angles))
-            for layer in self.layers
+            for layer in cast("Iterable[DraftLayer]", self.layers)
         ]
         return torch.stack(pairs)
 
@@ -248,8 +249,8 @@ class Drafter(nn.Module):
     ) -> LatticeBatch:
         """Lattices of many anchors of one sequence, as a live request would have drafted them.
 
-        features [T, F] of the sequence; anchor r is token anchors[r] int64 at positions[r] and reads
-        the context before it.
+        features [T, F] of the sequence; anchor r is token anchors[r] int64 at positions[r] and
+        reads the context before it.
         """
         context = self.context(features).unsqueeze(2)
         rows = torch.arange(features.shape[0], device=features.device)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet recurrence in three equal forms: step, chain chunks and tree (paper Eq. 2, section 4.2).
+"""Gated DeltaNet recurrence in three equal forms: step, chain chunks, tree (paper Eq. 2, §4.2).
 
 Per value head with state S [K, V] and one token (k, v, q, decay a = exp(g), write strength beta):
 
@@ -12,7 +12,7 @@ the recurrence along ancestors j of row i leaves one strictly lower triangular s
     (I + A) U = diag(beta) (V - diag(Gamma) K S0),   A_ij = beta_i D_ij <k_i, k_j>
 
 with Gamma_i the decay from the committed state to row i and D_ij the decay from row j to row i.
-`chain_scan` is the same algebra over chunks of a long chain, carrying the state from chunk to chunk.
+`chain_scan` is the same algebra over chunks of a long chain, carrying the state between chunks.
 The triangular system is solved by substitution: powers of A overflow when keys repeat.
 
 All tensors are float32; B is a batch of requests (or sequences), H value heads, N or T rows.
@@ -21,7 +21,7 @@ All tensors are float32; B is a batch of requests (or sequences), H value heads,
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812  (the name every torch reader knows)
+import torch.nn.functional as F
 from torch import Tensor
 
 L2_EPS = 1e-6
@@ -99,7 +99,7 @@ def chain_scan(
 def replay(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """State after the given rows, one recurrence step per row: the commit of an accepted path.
 
-    k [B, H, T, K] (normalised), v [B, H, T, V], g, beta [B, H, T], state [B, H, K, V] (not changed).
+    k [B, H, T, K] (normalised), v [B, H, T, V], g, beta [B, H, T], state [B, H, K, V] (kept).
     """
     alpha = g.exp()
     for t in range(k.shape[2]):

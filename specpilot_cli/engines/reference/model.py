@@ -10,11 +10,12 @@ Module names equal the public checkpoint's tensor names. Three ways to run it, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specpilot_cli.engines.reference.config import TargetConfig
@@ -99,8 +100,8 @@ class GatedDeltaNet(nn.Module):
         convolved = F.silu((taps * self.conv1d.weight[:, 0].t()).sum(1))
         q, k, v = self.heads(convolved)
         g, beta = self.gates(x)
-        padded = [plan.pad(t).transpose(1, 2) for t in (q, k, v, g, beta)]
-        o = tree_scan(*padded, states, plan.ancestors)
+        pq, pk, pv, pg, pb = (plan.pad(t).transpose(1, 2) for t in (q, k, v, g, beta))
+        o = tree_scan(pq, pk, pv, pg, pb, states, plan.ancestors)
         for rows_of, value in zip(
             (record.mixed, record.key, record.value, record.g, record.beta),
             (mixed, k, v, g, beta),
@@ -197,7 +198,7 @@ class TargetModel(nn.Module):
             causal = torch.arange(end, device=tokens.device) <= positions.unsqueeze(1)
         x, captured = self.embed_tokens(tokens), []
         i_gdn = i_attention = 0
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(cast("Iterable[DecoderLayer]", self.layers)):
             h = layer.input_layernorm(x)
             if layer.is_gdn:
                 window = state.window[i_gdn].unsqueeze(0) if state is not None else None
@@ -238,7 +239,7 @@ class TargetModel(nn.Module):
         record = RowRecord()
         x, captured = self.embed_tokens(plan.tokens), []
         i_gdn = i_attention = 0
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(cast("Iterable[DecoderLayer]", self.layers)):
             h = layer.input_layernorm(x)
             if layer.is_gdn:
                 mixed = layer.linear_attn.rows(h, plan, windows[i_gdn], states[i_gdn], record)

@@ -46,7 +46,8 @@ class RowPlan:
         shape = (self.n_segments, self.ancestors.shape[1], *x.shape[1:])
         if self.slots is None:
             return x.reshape(shape)
-        return x.new_zeros(shape[0] * shape[1], *x.shape[1:]).index_copy(0, self.slots, x).view(shape)
+        flat = x.new_zeros(shape[0] * shape[1], *x.shape[1:])
+        return flat.index_copy(0, self.slots, x).view(shape)
 
     def unpad(self, x: Tensor) -> Tensor:
         """[S, N, ...] -> [R, ...]."""
@@ -94,7 +95,8 @@ def plan_rows(segments: Sequence[Segment], conv_width: int) -> RowPlan:
                 seen[i] = seen[parent]
             seen[i, i] = True
             row = start + i
-            positions[row] = (positions[start + parent] if parent >= 0 else segment.state.length - 1) + 1
+            before = positions[start + parent] if parent >= 0 else segment.state.length - 1
+            positions[row] = before + 1
             slots[row] = s * widest + i
             at = i
             for tap in range(conv_width - 1, -1, -1):
