@@ -1,0 +1,1 @@
+"""Apply a recipe: prepare, measure, serve stock and tuned side by side, judge, report."""

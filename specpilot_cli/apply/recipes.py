@@ -1,0 +1,89 @@
+"""Finding and reading recipes, and resolving the files they name."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.prompts_file import read_prompts
+from specpilot_cli.io.yaml_file import read_yaml_model
+from specpilot_cli.paths import bundled
+from specpilot_cli.schema.prompts import Prompt
+from specpilot_cli.schema.recipe import Recipe
+
+RECIPE_FILE = "recipe.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A recipe with the absolute paths of what it names."""
+
+    recipe: Recipe
+    path: Path
+    target: Path
+    drafter: Path
+    dev: Path
+    unseen: Path
+
+
+def recipe_names() -> list[str]:
+    """Names of the bundled recipes, sorted."""
+    return sorted(path.parent.name for path in bundled("recipes").glob(f"*/{RECIPE_FILE}"))
+
+
+def find_recipe(name: str) -> Path:
+    """`recipe.yaml` of a bundled name, or of a path that the user gave.
+
+    Anything with a path separator or a YAML suffix is a path. Raises `InputError` with the
+    nearest name.
+    """
+    given = Path(name)
+    if given.suffix in {".yaml", ".yml"} or len(given.parts) > 1:
+        path = given / RECIPE_FILE if given.is_dir() else given
+        if not path.is_file():
+            raise InputError(f"no recipe at `{name}`", hint="give a folder with recipe.yaml in it")
+        return path.resolve()
+    known = recipe_names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f"did you mean `{near[0]}`? " if near else ""
+        raise InputError(
+            f"unknown recipe `{name}`", hint=f"{guess}bundled recipes: {', '.join(known)}"
+        )
+    return bundled("recipes") / name / RECIPE_FILE
+
+
+def load_recipe(name: str) -> LoadedRecipe:
+    """Read a recipe and check that every file it names is there."""
+    path = find_recipe(name)
+    recipe = read_yaml_model(path, Recipe)
+    folder = path.parent
+
+    def existing(relative: str, key: str, *, is_folder: bool) -> Path:
+        found = (folder / relative).resolve()
+        if not (found.is_dir() if is_folder else found.is_file()):
+            kind = "folder" if is_folder else "file"
+            raise InputError(f"missing {kind}: {found}", where=f"{path}: {key}")
+        return found
+
+    return LoadedRecipe(
+        recipe=recipe,
+        path=path,
+        target=existing(recipe.models.target, "models.target", is_folder=True),
+        drafter=existing(recipe.models.drafter, "models.drafter", is_folder=True),
+        dev=existing(recipe.prompts.dev, "prompts.dev", is_folder=False),
+        unseen=existing(recipe.prompts.unseen, "prompts.unseen", is_folder=False),
+    )
+
+
+def take_per_benchmark(path: Path, count: int) -> list[Prompt]:
+    """The first `count` prompts of every benchmark, in file order."""
+    taken: dict[str, int] = {}
+    chosen = []
+    for prompt in read_prompts(path):
+        taken[prompt.benchmark] = taken.get(prompt.benchmark, 0) + 1
+        if taken[prompt.benchmark] <= count:
+            chosen.append(prompt)
+    return chosen

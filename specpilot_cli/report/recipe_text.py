@@ -1,0 +1,153 @@
+"""A finished recipe run as JSON results and as the closing lines in a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specpilot_cli.apply.measure import Projection
+from specpilot_cli.apply.run import RecipeResult, RecipeVerdict
+from specpilot_cli.apply.serving import SystemPlan
+from specpilot_cli.ceiling.speedup import SpeedupPoint
+from specpilot_cli.convert_w12.inspect import totals
+from specpilot_cli.paired_bench.types import ArSpeedup
+from specpilot_cli.replay.document import row_document
+from specpilot_cli.report.json_out import plain
+from specpilot_cli.report.paired_bench_tables import benchmark_table, interval_text
+from specpilot_cli.report.tables import print_line, print_table
+from specpilot_cli.report.w12 import totals_object
+
+_SENTENCES: dict[RecipeVerdict, str] = {
+    "promote": "faster than stock beyond noise on unseen prompts, and lossless",
+    "no": "lossless, but no gain over stock beyond the bound",
+    "reject": "token forcing rejects the tuned system: its tokens are not the target's",
+    "invalid": "the measurement carries no verdict",
+}
+
+
+def verdict_sentence(result: RecipeResult) -> str:
+    """One sentence for the verdict."""
+    return _SENTENCES[result.verdict]
+
+
+def over_ar(result: RecipeResult, system: str) -> ArSpeedup | None:
+    """Speedup of one system over plain decoding, if it was measured."""
+    return next((s for s in result.bench.summary.over_ar if s.system == system), None)
+
+
+def recipe_results(result: RecipeResult) -> dict[str, Any]:
+    """The `results` object of the JSON envelope."""
+    measured, recipe = result.measured, result.loaded.recipe
+    return {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "folder": str(result.folder),
+        "reasons": list(result.reasons),
+        "fault": None if result.settings.fault is None else result.settings.fault.describe(),
+        "w12": None
+        if result.conversion is None
+        else totals_object(totals(result.conversion.outcomes)),
+        "systems": [_system(plan) for plan in result.systems],
+        "replay": {
+            "stock": row_document(measured.stock_row),
+            "trees": [row_document(row) for row in measured.trees.rows],
+        },
+        "stock_point": _point(measured.stock_point),
+        "budgets": [_point(point) for point in measured.points],
+        "chosen": _point(measured.chosen),
+        "ceiling": {
+            "tau_ratio": measured.ceiling.factors.tau,
+            "kernel_ratio": measured.ceiling.factors.kernel,
+            "overhead_ratio": measured.ceiling.factors.overhead,
+            "product_ratio": measured.ceiling.factors.product,
+            "leading": measured.ceiling.factors.leading,
+        },
+        "projection": None if measured.projection is None else _projection(measured.projection),
+        "paired_bench": plain(result.bench.summary),
+        "token_force": None
+        if result.audit is None
+        else {"verdict": result.audit.verdict, **result.audit.to_json()},
+    }
+
+
+def print_recipe(result: RecipeResult, report: str) -> None:
+    """Table per benchmark, then gain with interval, both gates, verdict, report path."""
+    summary = result.bench.summary
+    if summary.gain is not None:
+        table = benchmark_table(summary)
+        print_table(list(table.columns), list(table.rows))
+    for line in closing_lines(result):
+        print_line(line)
+    print_line(f"report: {report}")
+
+
+def closing_lines(result: RecipeResult) -> list[str]:
+    """What a reader must see last: budget, gain, losslessness, projection, verdict."""
+    measured, summary = result.measured, result.bench.summary
+    chosen = measured.chosen
+    lines = [f"tree: {chosen.n_nodes} nodes, {chosen.rows} rows, largest τ / c of the run"]
+    if summary.gain is not None:
+        gain = f"gain over stock: {summary.gain.gain_ratio:.4f}× {interval_text(summary.gain)}"
+        if summary.decision is not None:
+            gain += f", bound {summary.decision.bound_ratio:.4f}×"
+        if summary.noise is not None and summary.noise.provisional:
+            gain += f" ({len(summary.noise.sessions)} A/A comparison only: provisional)"
+        lines.append(gain)
+    for system, label in (("candidate", "tuned"), ("baseline", "stock")):
+        found = over_ar(result, system)
+        if found is not None:
+            lines.append(
+                f"{label} over plain decoding: {found.overall.gain_ratio:.3f}× "
+                f"{interval_text(found.overall)}"
+            )
+    if measured.projection is not None:
+        lines.append(projection_line(measured.projection))
+    if result.audit is not None:
+        lines.append(
+            f"token forcing: {result.audit.verdict}, mismatches {result.audit.system.rate:.3%} "
+            f"(stock {result.audit.stock.rate:.3%})"
+        )
+    lines.extend(f"why: {reason}" for reason in result.reasons if result.verdict != "promote")
+    lines.append(f"verdict: {result.verdict}, {verdict_sentence(result)}")
+    return lines
+
+
+def projection_line(projection: Projection) -> str:
+    """The projected gain with its condition; never to be read as a measurement."""
+    best, stock = projection.best, projection.stock
+    return (
+        f"projected, not measured: this τ(N) at the step times of {projection.curve.device.name} "
+        f"with {projection.curve.target.name}: {best.speedup / stock.speedup:.2f}× over stock at "
+        f"{best.n_nodes} nodes ({best.basis} step time)"
+    )
+
+
+def _point(point: SpeedupPoint) -> dict[str, Any]:
+    return {
+        "nodes": point.n_nodes,
+        "rows": point.rows,
+        "tau_tokens_per_step": point.tau,
+        "step_s": point.step_s,
+        "c_ratio": point.c,
+        "speedup_ratio": point.speedup,
+        "basis": point.basis,
+    }
+
+
+def _projection(projection: Projection) -> dict[str, Any]:
+    return {
+        "projected": True,
+        "step_times": projection.curve.name,
+        "source": projection.curve.source,
+        "stock": _point(projection.stock),
+        "budgets": [_point(point) for point in projection.points],
+        "best": _point(projection.best),
+    }
+
+
+def _system(plan: SystemPlan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "label": plan.label,
+        "weight_format": plan.weight_format,
+        **plan.spec.describe(),
+    }
