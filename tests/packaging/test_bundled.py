@@ -1,0 +1,59 @@
+"""Every shipped profile and recipe is found by walking the folders, and is valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specpilot_cli.apply.recipes import load_recipe
+from specpilot_cli.io.json_file import read_json_model
+from specpilot_cli.io.yaml_file import read_yaml_model
+from specpilot_cli.schema.gpu_profile import GpuProfile
+from specpilot_cli.schema.step_profile import StepTimeCurve
+
+_REPO = Path(__file__).resolve().parents[2]
+_RECIPES = sorted((_REPO / "recipes").rglob("recipe.yaml"))
+_GPUS = sorted((_REPO / "profiles" / "gpus").rglob("*.yaml"))
+_CURVES = sorted((_REPO / "profiles" / "step_times").rglob("*.json"))
+
+
+def _name(path: Path) -> str:
+    return path.parent.name if path.name == "recipe.yaml" else path.stem
+
+
+def test_nothing_in_profiles_escapes_these_tests() -> None:
+    files = {p for p in (_REPO / "profiles").rglob("*") if p.is_file()}
+    assert files - {*_GPUS, *_CURVES} == {_REPO / "profiles" / "README.md"}
+    assert _RECIPES
+    assert _GPUS
+    assert _CURVES
+
+
+@pytest.mark.parametrize("path", _GPUS, ids=_name)
+def test_gpu_profile_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert read_yaml_model(path, GpuProfile).name == path.stem
+
+
+@pytest.mark.parametrize("path", _CURVES, ids=_name)
+def test_step_times_are_valid_and_named_as_their_file(path: Path) -> None:
+    assert read_json_model(path, StepTimeCurve).name == path.stem
+
+
+@pytest.mark.parametrize("path", _RECIPES, ids=_name)
+def test_recipe_is_valid_and_has_what_it_names(path: Path) -> None:
+    loaded = load_recipe(str(path))
+    assert loaded.recipe.name == path.parent.name
+    if loaded.recipe.projection is not None:
+        assert loaded.recipe.projection in {curve.stem for curve in _CURVES}
+
+
+@pytest.mark.parametrize("path", _RECIPES, ids=_name)
+def test_recipe_has_its_evidence(path: Path) -> None:
+    assert (path.parent / "EVIDENCE.md").is_file()
+
+
+@pytest.mark.parametrize("path", _RECIPES, ids=_name)
+def test_weights_in_the_repository_stay_small(path: Path) -> None:
+    n_bytes = sum(file.stat().st_size for file in path.parent.rglob("*.safetensors"))
+    assert n_bytes <= 14_000_000
