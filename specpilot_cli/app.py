@@ -5,17 +5,28 @@ Command modules are imported here and must be cheap: they import their work insi
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from specpilot_cli import __version__
+from specpilot_cli.commands import (
+    apply,
+    ceiling,
+    convert_w12,
+    doctor,
+    paired_bench,
+    profile,
+    record,
+    replay,
+    serve,
+    token_force,
+    w12,
+)
 from specpilot_cli.settings import option_defaults, read_config, unknown_variables
 from specpilot_cli.ui import ConsoleReporter
 
@@ -29,21 +40,6 @@ app = typer.Typer(
     add_completion=True,
     no_args_is_help=True,
 )
-
-# Command → module of `specpilot_cli.commands`, function in it.
-_COMMANDS = {
-    "ceiling": ("ceiling", "ceiling"),
-    "replay": ("replay", "replay"),
-    "record": ("record", "record"),
-    "profile": ("profile", "profile"),
-    "convert-w12": ("convert_w12", "convert_w12"),
-    "token-force": ("token_force", "token_force"),
-    "paired-bench": ("paired_bench", "paired_bench"),
-    "serve": ("serve", "serve"),
-    "doctor": ("doctor", "doctor"),
-}
-# Group → module holding a `typer.Typer` called `app`.
-_GROUPS = {"w12": "w12", "apply": "apply"}
 
 
 def _print_version(wanted: bool) -> None:
@@ -118,19 +114,18 @@ def _warn_about_variables(commands: Iterable[Any]) -> None:
         ConsoleReporter().warn(f"unknown variable `{name}` is ignored{meant}")
 
 
-def _exists(module: str) -> bool:
-    return importlib.util.find_spec(f"specpilot_cli.commands.{module}") is not None
-
-
-def _register() -> None:
-    for name, (module, function) in _COMMANDS.items():
-        if _exists(module):
-            loaded = importlib.import_module(f"specpilot_cli.commands.{module}")
-            app.command(name, context_settings=_CONTEXT)(getattr(loaded, function))
-    for name, module in _GROUPS.items():
-        if _exists(module):
-            loaded = importlib.import_module(f"specpilot_cli.commands.{module}")
-            app.add_typer(loaded.app, name=name)
-
-
-_register()
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "ceiling": ceiling.ceiling,
+    "replay": replay.replay,
+    "record": record.record,
+    "profile": profile.profile,
+    "convert-w12": convert_w12.convert_w12,
+    "token-force": token_force.token_force,
+    "paired-bench": paired_bench.paired_bench,
+    "serve": serve.serve,
+    "doctor": doctor.doctor,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name, context_settings=_CONTEXT)(_command)
+app.add_typer(w12.app, name="w12")
+app.add_typer(apply.app, name="apply")
