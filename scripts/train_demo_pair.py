@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Train the demo pair from scratch on one GPU: two resumable stages of at most 8 minutes each.
 
-    python scripts/demo_pair/corpus.py .train             # texts by package name, tokenizer, arrays
+    python scripts/demo_pair/corpus.py --output .train
     python scripts/train_demo_pair.py target  --data .train --out .train/run
     python scripts/train_demo_pair.py drafter --data .train --out .train/run
     python scripts/train_demo_pair.py export  --data .train --out .train/run --to recipes/demo-cpu
 
-A stage that runs out of its minutes saves and exits; the same command continues it.
+A stage that runs out of its minutes saves and exits; the same command continues it. `export` writes
+the model folders, the training reports and the model cards.
 """
 
 from __future__ import annotations
@@ -14,20 +15,42 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 
+def parse_settings(kind: type[Any], pairs: Sequence[str]) -> Any:
+    """A settings dataclass with `NAME=VALUE` overrides. Raises `SystemExit` naming a bad one."""
+    types = {f.name: type(f.default) for f in dataclasses.fields(kind)}
+    chosen = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in types:
+            raise SystemExit(f"no setting `{name}`; there are: {', '.join(types)}")
+        try:
+            chosen[name] = types[name](value)
+        except ValueError as error:
+            raise SystemExit(f"{pair}: {error}") from error
+    return kind(**chosen)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run one stage."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("stage", choices=["target", "drafter", "export"])
-    parser.add_argument("--data", type=Path, default=Path(".train"))
-    parser.add_argument("--out", type=Path, default=Path(".train/run"))
-    parser.add_argument("--to", type=Path, default=Path("recipes/demo-cpu"))
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="override a setting")
+    parser.add_argument("--data", type=Path, default=Path(".train"), help="what corpus.py wrote")
+    parser.add_argument("--out", type=Path, default=Path(".train/run"), help="checkpoints, reports")
+    parser.add_argument("--to", type=Path, default=Path("recipes/demo-cpu"), help="for export")
+    parser.add_argument("--minutes", type=float, default=8.0, help="limit of this call")
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="NAME=VALUE", help="override settings"
+    )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.stage == "export":
@@ -35,15 +58,19 @@ def main() -> None:
 
         export(args.data, args.out, args.to)
         return
+    from demo_pair.loop import Clock
+
+    clock = Clock(args.minutes)
     if args.stage == "target":
-        from demo_pair.train_target import TargetSettings as Settings
-        from demo_pair.train_target import train
+        from demo_pair import train_target
+
+        settings = parse_settings(train_target.TargetSettings, args.set)
+        train_target.train(args.data, args.out, settings, clock)
     else:
-        from demo_pair.train_drafter import DrafterSettings as Settings
-        from demo_pair.train_drafter import train
-    kinds = {f.name: type(f.default) for f in dataclasses.fields(Settings)}
-    chosen = {k: kinds[k](v) for k, v in (pair.split("=", 1) for pair in args.set)}
-    train(args.data, args.out, Settings(**chosen), minutes=args.minutes)
+        from demo_pair import train_drafter
+
+        settings = parse_settings(train_drafter.DrafterSettings, args.set)
+        train_drafter.train(args.data, args.out, settings, clock)
 
 
 if __name__ == "__main__":

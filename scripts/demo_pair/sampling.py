@@ -1,13 +1,14 @@
-"""Greedy continuations of many prefixes at once on the GPU, with static buffers and a CUDA graph.
+"""Greedy continuations of many prefixes at once, with static buffers and, on a GPU, a CUDA graph.
 
 Training needs tens of millions of the target's own greedy tokens. One step of the batch decoder is
-one recurrence step of every layer, written with the reference model's own modules.
+one recurrence step of every layer, written with the reference model's own modules; prefixes are
+fed token by token too, which is slow for long ones. Sequences run on after an end-of-text token.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from specpilot_cli.engines.reference.gdn import replay
@@ -16,7 +17,7 @@ from specpilot_cli.engines.reference.model import TargetModel
 
 
 class BatchGreedy:
-    """Decodes `batch` sequences in lock step; the first `prefix` tokens of each are given."""
+    """Decodes `batch` sequences of `length` tokens, prefix included, in lock step."""
 
     def __init__(self, model: TargetModel, *, batch: int, length: int) -> None:
         config, device = model.config, model.embed_tokens.weight.device
@@ -40,7 +41,10 @@ class BatchGreedy:
 
     @torch.no_grad()
     def __call__(self, prefixes: Tensor) -> Tensor:
-        """prefixes int64 [batch, P] -> tokens int64 [batch, length], the first P as given."""
+        """prefixes int64 [batch, P] -> tokens int64 [batch, length], the first P as given.
+
+        Needs 1 <= P <= length.
+        """
         self.tokens.zero_()
         self.tokens[:, : prefixes.shape[1]] = prefixes
         self.prefix.fill_(prefixes.shape[1])
@@ -56,7 +60,7 @@ class BatchGreedy:
         return self.tokens.clone()
 
     def _capture(self) -> None:
-        saved = self.tokens.clone()
+        saved = self.tokens.clone()  # the warm-up steps write tokens
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -108,13 +112,14 @@ class BatchGreedy:
 
 
 def repeated_ngrams(tokens: Tensor, start: int, n: int) -> Tensor:
-    """bool [B, T]: tokens that complete an n-gram already seen earlier in the same sequence.
+    """Tokens of int64 [B, T] that complete an n-gram seen earlier in their sequence, bool [B, T].
 
-    Both occurrences must lie at or after `start`: quoting the prompt is not a repetition.
+    Both occurrences must lie at or after `start`: quoting the prompt is not a repetition. They
+    may overlap. Needs T >= n.
     """
     batch, length = tokens.shape
     grams = tokens.unfold(1, n, 1)  # [B, T - n + 1, n]
-    # a polynomial hash: collisions would need equal hashes of different n-grams in one sequence
+    # one hash each stands for n tokens: among random 8-grams about one pair in 10^13 collides
     weights = torch.tensor([pow(1000003, i, 2**31 - 1) for i in range(n)], device=tokens.device)
     hashes = ((grams + 1) * weights).sum(-1)
     same = hashes.unsqueeze(2) == hashes.unsqueeze(1)

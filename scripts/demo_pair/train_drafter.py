@@ -9,161 +9,270 @@ Blocks of 8 and 16 alternate at random, so that the trained block stays 8 and 16
 
 from __future__ import annotations
 
-import json
-import time
+import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from demo_pair.data import TokenMixture
+from demo_pair.loop import (
+    Clock,
+    Run,
+    adamw,
+    initialise,
+    learning_rate,
+    pick_device,
+    save_by_rename,
+)
 from demo_pair.sampling import BatchGreedy
 from demo_pair.shapes import CAPTURE, DRAFTER, EOS, TARGET, TRAINED_BLOCK, WIDE_BLOCK
-from demo_pair.train_target import Checkpoint, initialise, learning_rate, parameter_groups
 from torch import Tensor, nn
 
 from specpilot_cli.engines.reference.drafter import Drafter
 from specpilot_cli.engines.reference.model import TargetModel
+from specpilot_cli.io.hashing import sha256_file
+
+HELD_OUT_ROWS = 32  # greedy texts of each kind
+LOSS_DECAY_POSITIONS = 5.0  # the losses of position j count exp(-j / 5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DrafterSettings:
-    steps: int = 7000
+    """Stage 2. Lengths in tokens; the defaults are those of the shipped weights."""
+
+    steps: int = 7400
     batch: int = 64
-    anchors: int = 24
+    anchors: int = 24  # in each sequence of the batch
     peak_lr: float = 2e-3
     warmup: int = 150
     weight_decay: float = 0.05
     greedy_batch: int = 2048
-    greedy_rounds: int = 24
-    greedy_length: int = 192
+    greedy_rounds: int = 20
+    greedy_length: int = 192  # prefix included
     seed: int = 20261201
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyText:
+    """Greedy continuations: tokens int16 [n, greedy_length], prefix lengths int64 [n].
+
+    Rows are grouped by kind within each round of greedy_batch rows.
+    """
+
+    tokens: Tensor
+    prefix: Tensor
+
+
+def train(folder: Path, out: Path, settings: DrafterSettings, clock: Clock) -> None:
+    """Train on greedy text of `out`/target.ckpt until done or the clock is over; resumable."""
+    s, device = settings, pick_device()
+    g = torch.Generator().manual_seed(s.seed)
+    target = rounded_target(out / "target.ckpt", device)
+    n_features = len(CAPTURE) * TARGET.hidden_size
+    drafter = Drafter(DRAFTER, target.embed_tokens, target.lm_head, n_features)
+    initialise(drafter, DRAFTER.n_layers, g)
+    drafter.to(device)
+    optimizer = adamw(drafter, lr=s.peak_lr, weight_decay=s.weight_decay)
+    held_data = TokenMixture(folder, "heldout", device, eos=EOS)
+    text, held = kept_greedy_texts(folder, out, target, held_data, s, g)
+    print(f"{text.tokens.numel():,} greedy tokens after {clock.spent_s:.1f} s", flush=True)
+    # after the texts, whose drawing moves the generator: the checkpoint then sets it
+    run = Run(
+        out, "drafter", model=drafter, optimizer=optimizer, generator=g, settings=s, clock=clock
+    )
+    for step in run.steps(s.steps):
+        run.set_learning_rate(learning_rate(step, steps=s.steps, warmup=s.warmup, peak=s.peak_lr))
+        pick = torch.randint(len(text.tokens), (s.batch,), generator=g).to(device)
+        block = WIDE_BLOCK if float(torch.rand(1, generator=g)) < 0.5 else TRAINED_BLOCK
+        rows = text.tokens[pick].long()
+        at, labels = draw_anchors(rows, text.prefix[pick], s.anchors, block, g)
+        loss, figures = draft_loss(drafter, target, rows, at, labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % 250 == 0 or step == 4:
+            run.log(loss=round(float(loss.detach()), 4), block=block, **figures)
+    kinds = held_data.rows_by_kind(s.greedy_batch)
+    run.finish(s.steps, held_out=held_out_figures(drafter, target, held, kinds, s))
 
 
 def rounded_target(checkpoint: Path, device: torch.device) -> TargetModel:
     """The trained target with its weights rounded to BF16 and held in float32."""
+    if not checkpoint.is_file():
+        raise SystemExit(f"no {checkpoint}: train the target first")
     model = TargetModel(TARGET, CAPTURE)
+    # own file, and the log in it is plain Python
     model.load_state_dict(torch.load(checkpoint, weights_only=False, map_location="cpu")["model"])
     for p in model.parameters():
         p.data = p.data.to(torch.bfloat16).float()
     return model.to(device).eval().requires_grad_(False)
 
 
+def kept_greedy_texts(
+    folder: Path,
+    out: Path,
+    target: TargetModel,
+    held_data: TokenMixture,
+    s: DrafterSettings,
+    g: torch.Generator,
+) -> tuple[GreedyText, GreedyText]:
+    """Training and held-out texts, from `out`/drafter_text.pt if an earlier call left them there.
+
+    A GPU would not write the same text twice, so a continued run must read what it began with.
+    Raises `SystemExit` if the file belongs to another target or other settings.
+    """
+    path, device = out / "drafter_text.pt", held_data.device
+    made_from = {**dataclasses.asdict(s), "target": sha256_file(out / "target.ckpt")}
+    if path.is_file():
+        kept = torch.load(path, weights_only=True, map_location=device)
+        if kept["made_from"] != made_from:
+            raise SystemExit(f"{path} is of another target or other settings: give another --out")
+        g.set_state(kept["rng"].cpu())
+        return GreedyText(*kept["train"]), GreedyText(*kept["held"])
+    data = TokenMixture(folder, "train", device, eos=EOS)
+    text = greedy_texts(target, data, s, g, rounds=s.greedy_rounds)
+    held = greedy_texts(target, held_data, s, g, rounds=1)
+    state = {
+        "made_from": made_from,
+        "rng": g.get_state(),
+        "train": (text.tokens, text.prefix),
+        "held": (held.tokens, held.prefix),
+    }
+    save_by_rename(state, path)
+    return text, held
+
+
 @torch.no_grad()
-def greedy_corpus(
-    target: TargetModel, data: TokenMixture, s: DrafterSettings, g: torch.Generator, rounds: int
-) -> tuple[Tensor, Tensor]:
-    """Sequences int64 [rounds * greedy_batch, length] and their prefix lengths."""
+def greedy_texts(
+    target: TargetModel, data: TokenMixture, s: DrafterSettings, g: torch.Generator, *, rounds: int
+) -> GreedyText:
+    """`rounds` batches of greedy text, each with one prefix length of 20 to 79 tokens."""
     decoder = BatchGreedy(target, batch=s.greedy_batch, length=s.greedy_length)
     texts, prefixes = [], []
     for _ in range(rounds):
-        prefix = int(torch.randint(20, 80, (1,), generator=g))
+        prefix = int(torch.randint(20, min(80, s.greedy_length), (1,), generator=g))
         texts.append(decoder(data.windows(s.greedy_batch, prefix, g)).short())
-        prefixes.append(torch.full((s.greedy_batch,), prefix))
-    return torch.cat(texts), torch.cat(prefixes)
+        prefixes.append(torch.full((s.greedy_batch,), prefix, device=data.device))
+    return GreedyText(torch.cat(texts), torch.cat(prefixes))
 
 
 def draw_anchors(
     text: Tensor, prefix: Tensor, count: int, block: int, g: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Anchor positions [B, count] in the greedy part, and labels [B, count, block - 1] (-1 = none)."""
+    """Random anchors in the greedy part of text int64 [B, T], prefix lengths int64 [B].
+
+    Returns positions [B, count] and labels [B, count, block - 1]: the tokens after the anchor,
+    -1 behind the end of the text and behind an end-of-text token (at the anchor or later).
+    """
     batch, length = text.shape
     span = (length - 1 - prefix).clamp(min=1).unsqueeze(1)
     draw = torch.rand(batch, count, generator=g).to(text.device)
     at = prefix.unsqueeze(1) + (draw * span).long()
     after = at.unsqueeze(-1) + torch.arange(1, block, device=text.device)
     inside = after < length
-    labels = text.unsqueeze(1).expand(-1, count, -1).gather(2, after.clamp(max=length - 1))
-    ended = ((torch.cat([text.gather(1, at).unsqueeze(-1), labels[..., :-1]], -1) == EOS).cumsum(-1)) > 0
+    index = after.clamp(max=length - 1)
+    labels = text.unsqueeze(1).expand(-1, count, -1).gather(2, index)
+    before = torch.cat([text.gather(1, at).unsqueeze(-1), labels[..., :-1]], dim=-1)
+    ended = (before == EOS).cumsum(-1) > 0
     return at, labels.masked_fill(~inside | ended, -1)
 
 
 def draft_loss(
     drafter: Drafter, target: TargetModel, text: Tensor, at: Tensor, labels: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """Weighted unary and selector cross-entropy of all blocks, with progress figures."""
-    block = labels.shape[-1] + 1
+    """Sum of the unary and the selector cross-entropy of all blocks, and `block_figures`.
+
+    text int64 [B, T]; at and labels as from `draw_anchors`. Positions weigh exp(-j / 5).
+    """
     with torch.no_grad():
         _, features = target.forward_sequences(text)
-    anchors = text.gather(1, at)
-    with torch.autocast(text.device.type, dtype=torch.bfloat16):
-        context = drafter.context(features)
-        context = context.repeat_interleave(at.shape[1], dim=2)
-        flat_at = at.flatten()
-        mask = torch.arange(text.shape[1], device=text.device) < flat_at[:, None, None]
-        hidden = drafter.block_hidden(anchors.flatten(), flat_at, context, mask, block)[:, 1:]
+    unary, pair = block_scores(drafter, target, features, text.gather(1, at), at, labels)
+    flat_labels = labels.flatten(0, 1)
+    valid = flat_labels >= 0
+    places = torch.arange(labels.shape[-1], device=text.device)
+    weight = torch.exp(-places / LOSS_DECAY_POSITIONS).expand_as(flat_labels) * valid
+    truth = flat_labels.clamp(min=0).flatten()
+    losses = [
+        F.cross_entropy(scores.flatten(0, 1), truth, reduction="none") * weight.flatten()
+        for scores in (unary, pair)
+    ]
+    loss = (losses[0].sum() + losses[1].sum()) / weight.sum()
+    return loss, block_figures(unary.detach(), pair.detach(), flat_labels)
+
+
+def block_scores(
+    drafter: Drafter,
+    target: TargetModel,
+    features: Tensor,
+    anchors: Tensor,
+    at: Tensor,
+    labels: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Full-vocabulary scores float32 [B * count, block - 1, V] of every block: unary, and selector.
+
+    features [B, T, F] of the sequences, anchors int64 [B, count] at positions `at`. The selector's
+    scores take the true predecessors from `labels`.
+    """
+    block = labels.shape[-1] + 1
+    with torch.autocast(features.device.type, dtype=torch.bfloat16):
+        context = drafter.context(features).repeat_interleave(at.shape[1], dim=2)
+        flat_at, flat_anchors = at.flatten(), anchors.flatten()
+        mask = torch.arange(features.shape[1], device=at.device) < flat_at[:, None, None]
+        hidden = drafter.block_hidden(flat_anchors, flat_at, context, mask, block)[:, 1:]
         unary = target.lm_head(hidden).float()
-        flat_labels = labels.flatten(0, 1)
-        before = torch.cat([anchors.flatten().unsqueeze(1), flat_labels[:, :-1].clamp(min=0)], dim=1)
+        before = labels.flatten(0, 1)[:, :-1].clamp(min=0)
+        before = torch.cat([flat_anchors.unsqueeze(1), before], dim=1)
         selector = drafter.candidate_selector
         state = selector.predecessor_codebook[before] * selector.hidden_projection(hidden)
-        pair = unary + (state @ selector.successor_codebook.t()).float()
-    weight = torch.exp(-torch.arange(block - 1, device=text.device) / 5.0).expand_as(flat_labels)
-    valid = flat_labels >= 0
-    weight = weight * valid
-    losses = [
-        F.cross_entropy(x.flatten(0, 1), flat_labels.clamp(min=0).flatten(), reduction="none")
-        for x in (unary, pair)
-    ]
-    loss = sum((l * weight.flatten()).sum() for l in losses) / weight.sum()  # noqa: E741
-    with torch.no_grad():
-        hit = (pair.argmax(-1) == flat_labels) & valid
-        chain = 1 + hit[:, : TRAINED_BLOCK - 1].long().cumprod(1).sum(1).float().mean()
-        recall = (unary.topk(DRAFTER.top_k, -1).indices == flat_labels.unsqueeze(-1)).any(-1)
-        figures = {"chain": float(chain), "recall1": float(recall[:, 0].float().mean()),
-                   "recall7": float(recall[:, 6][valid[:, 6]].float().mean())}  # fmt: skip
-    return loss, figures
+        return unary, unary + (state @ selector.successor_codebook.t()).float()
 
 
-def train(folder: Path, out: Path, settings: DrafterSettings, *, minutes: float) -> None:
-    """Train until done or until `minutes` are over; run again to resume."""
-    began, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_float32_matmul_precision("high")
-    s = settings
-    g = torch.Generator().manual_seed(s.seed)
-    target = rounded_target(out / "target.ckpt", device)
-    drafter = Drafter(DRAFTER, target.embed_tokens, target.lm_head, len(CAPTURE) * TARGET.hidden_size)
-    initialise(drafter, DRAFTER.n_layers, g)
-    drafter.to(device)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(drafter, s.weight_decay), lr=s.peak_lr, betas=(0.9, 0.95), fused=device.type == "cuda"
-    )
-    text, prefix = greedy_corpus(target, TokenMixture(folder, "train", device, eos=EOS), s, g, s.greedy_rounds)
-    held = greedy_corpus(target, TokenMixture(folder, "heldout", device, eos=EOS), s, g, 1)
-    prefix = prefix.to(device)
-    print(json.dumps({"greedy_tokens": text.numel(), "s": round(time.monotonic() - began, 1)}), flush=True)
-    checkpoint, step, log = Checkpoint(out / "drafter.ckpt"), 0, []
-    if (saved := checkpoint.load()) is not None:
-        drafter.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, log = int(saved["step"]), list(saved["log"])
-        g.set_state(saved["rng"])
-    while step < s.steps and time.monotonic() - began < minutes * 60:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps=s.steps, warmup=s.warmup, peak=s.peak_lr)
-        pick = torch.randint(len(text), (s.batch,), generator=g).to(device)
-        block = WIDE_BLOCK if float(torch.rand(1, generator=g)) < 0.5 else TRAINED_BLOCK
-        rows = text[pick].long()
-        at, labels = draw_anchors(rows, prefix[pick], s.anchors, block, g)
-        loss, figures = draft_loss(drafter, target, rows, at, labels)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        if step % 250 == 0 or step == 5:
-            entry = {"step": step, "loss": round(float(loss.detach()), 4), "block": block, **figures,
-                     "s": round(time.monotonic() - began, 1)}  # fmt: skip
-            log.append(entry)
-            print(json.dumps(entry), flush=True)
-    checkpoint.save(model=drafter.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                    rng=g.get_state(), log=log)  # fmt: skip
-    with torch.no_grad():
-        rows, starts = held[0][:256].long(), held[1][:256].to(device)
-        figures = {
-            f"block{b}": draft_loss(drafter, target, rows, *draw_anchors(rows, starts, s.anchors, b, g))[1]
-            for b in (TRAINED_BLOCK, WIDE_BLOCK)
+@torch.no_grad()
+def block_figures(unary: Tensor, pair: Tensor, labels: Tensor) -> dict[str, float]:
+    """Progress figures of blocks; unary and pair [n, L, V], labels [n, L] with -1 for none.
+
+    `chain`: tokens a block of 8 commits if each position's best selector score given the TRUE
+    predecessor is drafted, the bonus token included; a label of -1 counts as a miss, so blocks at
+    the end of a text lower it. `recall1`, `recall7`: how often the true token of position 1 or 7
+    is among the K candidates, where there is one (left out if there is none).
+    """
+    valid = labels >= 0
+    hit = (pair.argmax(-1) == labels) & valid
+    accepted = hit[:, : TRAINED_BLOCK - 1].long().cumprod(1).sum(1).float()
+    among = (unary.topk(DRAFTER.top_k, -1).indices == labels.unsqueeze(-1)).any(-1)
+    figures = {"chain": float(1 + accepted.mean())}
+    for place in (1, TRAINED_BLOCK - 1):
+        recall = float(among[:, place - 1][valid[:, place - 1]].float().mean())
+        if math.isfinite(recall):
+            figures[f"recall{place}"] = recall
+    return figures
+
+
+@torch.no_grad()
+def held_out_figures(
+    drafter: Drafter,
+    target: TargetModel,
+    held: GreedyText,
+    rows_by_kind: dict[str, slice],
+    s: DrafterSettings,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """`block_figures` on held-out greedy text: block size, then kind (`mean`: of the kinds)."""
+    g = torch.Generator().manual_seed(7)
+    out: dict[str, dict[str, dict[str, float]]] = {}
+    for block in (TRAINED_BLOCK, WIDE_BLOCK):
+        by_kind = {}
+        for kind, rows in rows_by_kind.items():
+            chosen = slice(rows.start, min(rows.start + HELD_OUT_ROWS, rows.stop))
+            text = held.tokens[chosen].long()
+            at, labels = draw_anchors(text, held.prefix[chosen], s.anchors, block, g)
+            by_kind[kind] = draft_loss(drafter, target, text, at, labels)[1]
+        names = set.intersection(*(set(figures) for figures in by_kind.values()))
+        mean = {
+            name: sum(figures[name] for figures in by_kind.values()) / len(by_kind)
+            for name in sorted(names)
         }
-    report = {"done": step >= s.steps, "step": step, "held_out": figures}
-    (out / "drafter.json").write_text(json.dumps({**report, "settings": vars(s), "log": log}, indent=1))
-    print(json.dumps(report), flush=True)
+        out[f"block{block}"] = {**by_kind, "mean": mean}
+    return out

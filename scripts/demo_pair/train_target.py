@@ -8,87 +8,105 @@ would inflate every acceptance figure measured with it.
 
 from __future__ import annotations
 
-import json
-import math
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from demo_pair.data import TokenMixture
+from demo_pair.loop import Clock, Run, adamw, initialise, learning_rate, pick_device
 from demo_pair.sampling import BatchGreedy, repeated_ngrams, until_end
 from demo_pair.shapes import CAPTURE, EOS, TARGET
 from torch import Tensor, nn
 
-from specpilot_cli.engines.reference.layers import RMSNorm
 from specpilot_cli.engines.reference.model import TargetModel
 
+HELD_OUT_ROWS = 32  # windows of each kind
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class TargetSettings:
+    """Stage 1. Lengths in tokens; the defaults are those of the shipped weights."""
+
     steps: int = 7000
-    unlikelihood_steps: int = 110
+    unlikelihood_steps: int = 110  # after those
     batch: int = 64
     length: int = 512
     peak_lr: float = 3e-3
     warmup: int = 150
     weight_decay: float = 0.1
     greedy_batch: int = 512
-    greedy_length: int = 176
+    greedy_length: int = 176  # prefix included
     ngram: int = 8
     seed: int = 20261130
 
+    @property
+    def total(self) -> int:
+        """Steps of both parts."""
+        return self.steps + self.unlikelihood_steps
 
-def initialise(model: nn.Module, n_layers: int, generator: torch.Generator) -> None:
-    """Normal(0, 0.02) matrices, residual outputs scaled down by depth."""
-    for name, p in model.named_parameters():
-        if p.dim() >= 2 and "conv1d" not in name and "base_kernel" not in name:
-            scale = 0.02 / math.sqrt(2 * n_layers) if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 0.02
-            p.data.copy_(torch.empty(p.shape).normal_(0, scale, generator=generator))
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Matrices decay; norms, gates and convolutions do not."""
-    norms = {id(p) for m in model.modules() if isinstance(m, RMSNorm) for p in m.parameters()}
-    decay = [p for p in model.parameters() if p.dim() == 2 and id(p) not in norms]
-    chosen = {id(p) for p in decay}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        {"params": decay, "weight_decay": weight_decay},
-        {"params": rest, "weight_decay": 0.0},
-    ]
+    def rate(self, step: int) -> float:
+        """Learning rate of `step`: the cosine, then linear from a tenth of the peak to zero."""
+        if step < self.steps:
+            return learning_rate(step, steps=self.steps, warmup=self.warmup, peak=self.peak_lr)
+        return 0.1 * self.peak_lr * (self.total - step) / (self.total - self.steps)
 
 
-def learning_rate(step: int, *, steps: int, warmup: int, peak: float, floor: float = 0.02) -> float:
-    """Linear warm-up, then cosine to `floor` of the peak."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+def train(folder: Path, out: Path, settings: TargetSettings, clock: Clock) -> None:
+    """Train on the tokens in `folder` until done or the clock is over; call again to continue."""
+    device, g = pick_device(), torch.Generator().manual_seed(settings.seed)
+    torch.manual_seed(settings.seed)  # the convolutions keep torch's own initial values
+    model = TargetModel(TARGET, CAPTURE)
+    initialise(model, TARGET.n_layers, g)
+    model.to(device)
+    optimizer = adamw(model, lr=settings.peak_lr, weight_decay=settings.weight_decay)
+    run = Run(
+        out, "target", model=model, optimizer=optimizer, generator=g, settings=settings, clock=clock
+    )
+    data = TokenMixture(folder, "train", device, eos=EOS)
+    held = TokenMixture(folder, "heldout", device, eos=EOS)
+    likelihood = LikelihoodStep(model, settings.batch, settings.length + 1)
+    repetition = RepetitionStep(model, settings)
+    for step in run.steps(settings.total):
+        run.set_learning_rate(settings.rate(step))
+        loss = likelihood.backward(data.windows(settings.batch, settings.length + 1, g))
+        repeats = repetition.backward(data, g) if step >= settings.steps else None
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        every = 100 if repeats is None else 10
+        if (step + 1) % every == 0 or step == 4:
+            run.log(loss=round(float(loss.detach()), 4), repeats=repeats)
+    losses = held_out_losses(model, held, settings.length)
+    run.finish(settings.total, held_out_nats_per_token=losses)
 
 
 def token_loss(model: TargetModel, tokens: Tensor) -> Tensor:
     """Mean next-token cross-entropy in nats of windows int64 [B, T + 1]."""
-    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
-        hidden, _ = model.forward_sequences(tokens[:, :-1])
-        logits = model.lm_head(hidden)
+    logits = _logits(model, tokens)
     return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def unlikelihood(model: TargetModel, tokens: Tensor, repeated: Tensor, live: Tensor) -> Tensor:
-    """-log(1 - p) on repeated tokens of greedy text, averaged over all live tokens."""
-    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
-        hidden, _ = model.forward_sequences(tokens[:, :-1])
-        logits = model.lm_head(hidden)
+    """-log(1 - p) on repeated tokens of greedy text int64 [B, T], averaged over all live tokens.
+
+    repeated and live are bool [B, T].
+    """
+    logits = _logits(model, tokens)
     marked = (repeated & live)[:, 1:]
     rows = logits[marked].float()
     p = rows.log_softmax(-1).gather(1, tokens[:, 1:][marked].unsqueeze(1)).exp()
     return -torch.log1p(-p.clamp(max=1 - 1e-4)).sum() / live[:, 1:].sum()
 
 
+def _logits(model: TargetModel, tokens: Tensor) -> Tensor:
+    """Logits [B, T - 1, V] of the tokens after the first, under bfloat16 autocast."""
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+        hidden, _ = model.forward_sequences(tokens[:, :-1])
+        return model.lm_head(hidden)
+
+
 class LikelihoodStep:
-    """Gradients of `token_loss` on one batch; on a GPU the pass is captured in a CUDA graph once."""
+    """Gradients of `token_loss` on a batch; on a GPU the pass is captured in a CUDA graph once."""
 
     def __init__(self, model: TargetModel, batch: int, length: int) -> None:
         device = model.embed_tokens.weight.device
@@ -120,6 +138,7 @@ class LikelihoodStep:
             for _ in range(2):
                 self._run()
         torch.cuda.current_stream().wait_stream(stream)
+        # the graph then allocates the gradients itself and overwrites them on every replay
         self.model.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -127,85 +146,33 @@ class LikelihoodStep:
         self.graph.replay()
 
 
-class Checkpoint:
-    """Everything a resumed run needs, written by rename."""
+class RepetitionStep:
+    """Adds the gradients of `unlikelihood` on fresh greedy text of the model as it is now."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, model: TargetModel, settings: TargetSettings) -> None:
+        self.model, self.settings = model, settings
+        self._greedy: BatchGreedy | None = None
 
-    def save(self, **state: object) -> None:
-        partial = self.path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.path)
-
-    def load(self) -> dict[str, object] | None:
-        return torch.load(self.path, weights_only=False) if self.path.is_file() else None
+    def backward(self, data: TokenMixture, g: torch.Generator) -> float:
+        """Add the gradients; returns the share of live greedy tokens that repeat an n-gram."""
+        s = self.settings
+        if self._greedy is None:
+            self._greedy = BatchGreedy(self.model, batch=s.greedy_batch, length=s.greedy_length)
+        prefix = int(torch.randint(16, min(64, s.greedy_length), (1,), generator=g))
+        text = self._greedy(data.windows(s.greedy_batch, prefix, g))
+        live = until_end(text, prefix, EOS)
+        live[:, :prefix] = False
+        repeated = repeated_ngrams(text, prefix, s.ngram)
+        unlikelihood(self.model, text, repeated, live).backward()
+        return float((repeated & live).sum() / live.sum())
 
 
 @torch.no_grad()
-def held_out(model: TargetModel, data: TokenMixture, length: int) -> dict[str, float]:
-    """Held-out loss in nats per token, by kind."""
-    g = torch.Generator().manual_seed(7)
-    windows = data.windows(32 * len(data.kinds), length + 1, g)
+def held_out_losses(model: TargetModel, data: TokenMixture, length: int) -> dict[str, float]:
+    """Loss on held-out windows of `length` predicted tokens, nats per token, by kind."""
+    count = HELD_OUT_ROWS * len(data.kinds)
+    windows = data.windows(count, length + 1, torch.Generator().manual_seed(7))
     return {
-        kind: round(float(token_loss(model, windows[i * 32 : (i + 1) * 32])), 4)
-        for i, kind in enumerate(data.kinds)
+        kind: round(float(token_loss(model, windows[rows])), 4)
+        for kind, rows in data.rows_by_kind(count).items()
     }
-
-
-def train(folder: Path, out: Path, settings: TargetSettings, *, minutes: float) -> None:
-    """Train until done or until `minutes` are over; run again to resume."""
-    began, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_float32_matmul_precision("high")
-    s = settings
-    g = torch.Generator().manual_seed(s.seed)
-    model = TargetModel(TARGET, CAPTURE)
-    initialise(model, TARGET.n_layers, g)
-    model.to(device)
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model, s.weight_decay), lr=s.peak_lr, betas=(0.9, 0.95), fused=device.type == "cuda"
-    )
-    data = TokenMixture(folder, "train", device, eos=EOS)
-    held = TokenMixture(folder, "heldout", device, eos=EOS)
-    checkpoint, step, log = Checkpoint(out / "target.ckpt"), 0, []
-    if (saved := checkpoint.load()) is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, log = int(saved["step"]), list(saved["log"])
-        g.set_state(saved["rng"])
-    total = s.steps + s.unlikelihood_steps
-    likelihood = LikelihoodStep(model, s.batch, s.length + 1)
-    greedy: BatchGreedy | None = None
-    last_save = began
-    while step < total and time.monotonic() - began < minutes * 60:
-        lr = learning_rate(step, steps=s.steps, warmup=s.warmup, peak=s.peak_lr)
-        for group in optimizer.param_groups:
-            group["lr"] = lr if step < s.steps else 0.1 * s.peak_lr * (total - step) / (total - s.steps)
-        loss = likelihood.backward(data.windows(s.batch, s.length + 1, g))
-        rate = None
-        if step >= s.steps:
-            greedy = greedy or BatchGreedy(model, batch=s.greedy_batch, length=s.greedy_length)
-            prefix = int(torch.randint(16, 64, (1,), generator=g))
-            text = greedy(data.windows(s.greedy_batch, prefix, g))
-            live = until_end(text, prefix, EOS)
-            live[:, :prefix] = False
-            repeated = repeated_ngrams(text, prefix, s.ngram)
-            rate = float((repeated & live).sum() / live.sum())
-            unlikelihood(model, text, repeated, live).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        step += 1
-        if step % 100 == 0 or (rate is not None and step % 10 == 0) or step == 5:
-            entry = {"step": step, "loss": round(float(loss.detach()), 4), "repeats": rate,
-                     "s": round(time.monotonic() - began, 1)}  # fmt: skip
-            log.append(entry)
-            print(json.dumps(entry), flush=True)
-        if time.monotonic() - last_save > 90:
-            checkpoint.save(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                            rng=g.get_state(), log=log)  # fmt: skip
-            last_save = time.monotonic()
-    checkpoint.save(model=model.state_dict(), optimizer=optimizer.state_dict(), step=step,
-                    rng=g.get_state(), log=log)  # fmt: skip
-    report = {"done": step >= total, "step": step, "held_out_nats_per_token": held_out(model, held, s.length)}
-    (out / "target.json").write_text(json.dumps({**report, "settings": vars(s), "log": log}, indent=1))
-    print(json.dumps(report), flush=True)
