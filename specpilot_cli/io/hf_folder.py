@@ -59,7 +59,11 @@ def open_hf_folder(path: Path) -> HfFolder:
     its shards, a damaged shard, one tensor name in two shards.
     """
     if not path.is_dir():
-        raise InputError(f"no such model folder: `{path}`", where=str(path))
+        raise InputError(
+            f"no such model folder: `{path}`",
+            where=str(path),
+            hint="give a folder with config.json and safetensors files",
+        )
     config_text = read_exact_text(path / CONFIG_NAME)
     config = _object(config_text, path / CONFIG_NAME)
     index_path = path / INDEX_NAME

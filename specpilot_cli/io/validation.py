@@ -26,6 +26,8 @@ def validate(data: object, model: type[Model], where: Callable[[Location], str])
         return model.model_validate(data)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False, include_input=False)
+        # A typo shows as an unknown and a missing key; the line to look at is the unknown one's.
+        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         lines = [_sentence(problem) for problem in problems[:_MAX_LISTED]]
         if len(problems) > _MAX_LISTED:
             lines.append(f"and {len(problems) - _MAX_LISTED} more")

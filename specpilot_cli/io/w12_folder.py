@@ -62,7 +62,11 @@ def read_manifest(path: Path) -> W12Manifest:
     version does not read, or a manifest that differs from what was written.
     """
     if not path.is_dir():
-        raise InputError(f"no such model folder: `{path}`", where=str(path))
+        raise InputError(
+            f"no such model folder: `{path}`",
+            where=str(path),
+            hint="give a folder with config.json and safetensors files",
+        )
     file = path / MANIFEST_NAME
     if not file.is_file():
         raise InputError(

@@ -64,8 +64,8 @@ def test_yaml_reads_exponents_and_keeps_dates_as_text(tmp_path: Path) -> None:
         ("id: a\n\npaeks: []\n", "gpu.yaml:3", "unknown key `paeks`", "did you mean `peaks`?"),
         (
             "id: a\npeaks:\n- name: x\n  flop_per_s: 1\n- name: y\n  flops_per_s: 2\n",
-            "gpu.yaml:5",
-            "missing key `peaks[1].flop_per_s`; unknown key `peaks[1].flops_per_s`",
+            "gpu.yaml:6",
+            "unknown key `peaks[1].flops_per_s`; missing key `peaks[1].flop_per_s`",
             "did you mean `flop_per_s`?",
         ),
         (
