@@ -55,8 +55,25 @@ DRAFTER = DrafterConfig(
 
 def target_json() -> dict[str, Any]:
     """`config.json` of the target: loads in transformers and SGLang (vision part never built)."""
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "language_model_only": True,
+        "text_config": _text_json(),
+        "vision_config": _vision_json(),
+        "tie_word_embeddings": TARGET.tie_word_embeddings,
+        "dtype": "bfloat16",
+        # ids the text model never meets; inside the vocabulary because loaders check
+        "image_token_id": 3,
+        "video_token_id": 4,
+        "vision_start_token_id": 5,
+        "vision_end_token_id": 6,
+    }
+
+
+def _text_json() -> dict[str, Any]:
     c = TARGET
-    text = {
+    return {
         "model_type": "qwen3_5_text",
         "vocab_size": c.vocab_size,
         "hidden_size": c.hidden_size,
@@ -92,34 +109,23 @@ def target_json() -> dict[str, Any]:
             "mrope_interleaved": True,
         },
     }
+
+
+def _vision_json() -> dict[str, Any]:
     # SGLang's loader wants a vision section even where language_model_only skips the tower
-    vision = {
+    return {
         "model_type": "qwen3_5",
         "depth": 1,
         "hidden_size": 64,
         "intermediate_size": 64,
         "num_heads": 2,
-        "out_hidden_size": c.hidden_size,
+        "out_hidden_size": TARGET.hidden_size,
         "patch_size": 16,
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
         "in_channels": 3,
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [],
-    }
-    return {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "language_model_only": True,
-        "text_config": text,
-        "vision_config": vision,
-        "tie_word_embeddings": c.tie_word_embeddings,
-        "dtype": "bfloat16",
-        # ids the text model never meets; inside the vocabulary because loaders check
-        "image_token_id": 3,
-        "video_token_id": 4,
-        "vision_start_token_id": 5,
-        "vision_end_token_id": 6,
     }
 
 

@@ -106,14 +106,8 @@ def recipe(
         _dry_run(loaded, folder, settings, as_json=as_json)
         return
     result = _run(loaded, folder, settings, quiet=quiet, verbose=verbose)
-    envelope = _write(result)
     options.finish(
-        envelope,
-        as_json=as_json,
-        output=None,
-        force=False,
-        exit_zero=exit_zero,
-        text=lambda: _print(result),
+        _write(result), as_json=as_json, exit_zero=exit_zero, text=lambda: _print(result)
     )
 
 
