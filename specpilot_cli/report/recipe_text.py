@@ -11,6 +11,7 @@ from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.convert_w12.inspect import totals
 from specpilot_cli.paired_bench.types import ArSpeedup
 from specpilot_cli.replay.document import row_document
+from specpilot_cli.report.adapters import SPEEDUP_COLUMNS, factor_rows, speedup_rows
 from specpilot_cli.report.json_out import plain
 from specpilot_cli.report.paired_bench_tables import benchmark_table, interval_text
 from specpilot_cli.report.tables import print_line, print_table
@@ -70,11 +71,19 @@ def recipe_results(result: RecipeResult) -> dict[str, Any]:
 
 
 def print_recipe(result: RecipeResult, report: str) -> None:
-    """Table per benchmark, then gain with interval, both gates, verdict, report path."""
-    summary = result.bench.summary
+    """Ceiling, replay curve, gain per benchmark; then both gates, the verdict, the report's path."""
+    measured, summary = result.measured, result.bench.summary
+    print_table(
+        ["factor", "ratio", "from"], factor_rows(measured.ceiling), title="Ceiling of stock"
+    )
+    print_table(
+        list(SPEEDUP_COLUMNS),
+        speedup_rows([measured.stock_point, *measured.points]),
+        title="Tokens per step and step time: stock chain first, then best-first trees",
+    )
     if summary.gain is not None:
         table = benchmark_table(summary)
-        print_table(list(table.columns), list(table.rows))
+        print_table(list(table.columns), list(table.rows), title=table.title)
     for line in closing_lines(result):
         print_line(line)
     print_line(f"report: {report}")
