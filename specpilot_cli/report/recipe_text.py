@@ -71,7 +71,7 @@ def recipe_results(result: RecipeResult) -> dict[str, Any]:
 
 
 def print_recipe(result: RecipeResult, report: str) -> None:
-    """Ceiling, replay curve, gain per benchmark; then both gates, the verdict, the report's path."""
+    """Ceiling, replay curve, gain per benchmark, then the closing lines and the report path."""
     measured, summary = result.measured, result.bench.summary
     print_table(
         ["factor", "ratio", "from"], factor_rows(measured.ceiling), title="Ceiling of stock"
