@@ -26,9 +26,9 @@ ensure_venv() {
   case ",$extras," in
     *,torch,*)
       if ! command -v nvidia-smi >/dev/null; then
-        "$folder/bin/python" -m pip install --quiet "$SPECPILOT_CPU_TORCH" >&2 || return 3
+        "$folder/bin/python" -m pip install -qq "$SPECPILOT_CPU_TORCH" >&2 || return 3
       fi ;;
   esac
-  "$folder/bin/python" -m pip install --quiet -e ".[$extras]" >&2 || return 3
+  "$folder/bin/python" -m pip install -qq -e ".[$extras]" >&2 || return 3
   echo "$stamp" > "$folder/.stamp"
 }
