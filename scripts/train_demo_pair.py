@@ -5,9 +5,11 @@
     python scripts/train_demo_pair.py target  --data .train --out .train/run
     python scripts/train_demo_pair.py drafter --data .train --out .train/run
     python scripts/train_demo_pair.py export  --data .train --out .train/run --to recipes/demo-cpu
+    python scripts/measure_demo_pair.py
+    python scripts/train_demo_pair.py cards   --to recipes/demo-cpu
 
 A stage that runs out of its minutes saves and exits; the same command continues it. `export` writes
-the model folders, the training reports and the model cards.
+the model folders and training reports, `cards` the model cards.
 """
 
 from __future__ import annotations
@@ -43,21 +45,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("stage", choices=["target", "drafter", "export"])
+    parser.add_argument("stage", choices=["target", "drafter", "export", "cards"])
     parser.add_argument("--data", type=Path, default=Path(".train"), help="what corpus.py wrote")
     parser.add_argument("--out", type=Path, default=Path(".train/run"), help="checkpoints, reports")
-    parser.add_argument("--to", type=Path, default=Path("recipes/demo-cpu"), help="for export")
+    parser.add_argument(
+        "--to", type=Path, default=Path("recipes/demo-cpu"), help="for export, cards"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="limit of this call")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="NAME=VALUE", help="override settings"
     )
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
     if args.stage == "export":
         from demo_pair.export import export
 
         export(args.data, args.out, args.to)
         return
+    if args.stage == "cards":
+        from demo_pair.card import QUALITY, cards
+
+        for path, text in cards(args.to, ROOT / QUALITY).items():
+            path.write_text(text, encoding="utf-8")
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
     from demo_pair.loop import Clock
 
     clock = Clock(args.minutes)

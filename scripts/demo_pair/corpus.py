@@ -118,6 +118,11 @@ def write_arrays(
     return counts
 
 
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Command line of this script."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -154,7 +159,8 @@ def main(arguments: Sequence[str]) -> None:
         "generated_licence": "Apache-2.0 (text written by this project's own grammar)",
         "packages": [asdict(package) for package in packages],
         "counts": counts,
-        "corpus_npz_sha256": hashlib.sha256((output / "corpus.npz").read_bytes()).hexdigest(),
+        "corpus_npz_sha256": sha256(output / "corpus.npz"),
+        "tokenizer_sha256": sha256(output / "tokenizer" / "tokenizer.json"),
     }
     if options.prompts is not None:
         manifest["prompts"] = prompt_sets.build(

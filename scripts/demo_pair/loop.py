@@ -70,16 +70,18 @@ class Run:
     def steps(self, total: int) -> Iterator[int]:
         """The steps left of `total`, until the clock is over; saves now and then, and at the end.
 
-        The caller does one whole step per value: what it logs belongs to that step.
+        The caller does one whole step per value: what it logs belongs to that step. A run that has
+        no step left keeps its checkpoint as it is, so that its hash stays what later stages saw.
         """
-        saved_s = self.clock.spent_s
+        first, saved_s = self.step, self.clock.spent_s
         while self.step < total and not self.clock.over:
             yield self.step
             self.step += 1
             if self.clock.spent_s - saved_s > SAVE_EVERY_S:
                 self._save()
                 saved_s = self.clock.spent_s
-        self._save()
+        if self.step > first:
+            self._save()
 
     def set_learning_rate(self, value: float) -> None:
         """Use `value` in the next optimizer step, for all parameters."""
