@@ -140,6 +140,29 @@ def test_held_out_figures_weigh_all_kinds_equally(corpus: Path, tmp_path: Path) 
         assert figures["mean"]["chain"] == pytest.approx(sum(chains) / 3)
 
 
+def test_held_out_figures_read_each_kind_from_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are grouped by kind: the first ones are all of the first kind."""
+    counts = {"aa": 40, "bb": 40, "cc": 2}
+    tokens = torch.cat([torch.full((n, 20), i + 1) for i, n in enumerate(counts.values())])
+    rows, start = {}, 0
+    for kind, n in counts.items():
+        rows[kind], start = slice(start, start + n), start + n
+    seen: list[tuple[int, int]] = []
+
+    def spy(_drafter: Any, _target: Any, text: torch.Tensor, *_: Any) -> tuple[None, Any]:
+        assert (text == text[0, 0]).all()
+        seen.append((int(text[0, 0]), len(text)))
+        return None, {"chain": float(text[0, 0])}
+
+    monkeypatch.setattr(train_drafter, "draft_loss", spy)
+    held = train_drafter.GreedyText(tokens, torch.full((len(tokens),), 5))
+    found = train_drafter.held_out_figures(None, None, held, rows, DRAFTER)  # type: ignore[arg-type]
+    assert seen == [(1, 32), (2, 32), (3, 2)] * 2
+    assert {k: v["chain"] for k, v in found["block8"].items()} == {
+        "aa": 1.0, "bb": 2.0, "cc": 3.0, "mean": 2.0,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "prefix", "labels"),
     [
