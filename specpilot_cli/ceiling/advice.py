@@ -1,37 +1,56 @@
 """What to do next, in words: the largest factor of Eq. 4 and the place in it that holds most time.
 
-The advice names a gap that the profile measured and the mechanism that addresses it. It promises
-no gain: whether the mechanism pays is for `replay` and `paired-bench` to show.
+The advice names a gap that the profile measured and the mechanism that addresses it on that engine
+and device. It promises no gain: whether the mechanism pays is for `replay` and `paired-bench` to
+show.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specpilot_cli.ceiling.factors import Ceiling, FactorName
+from specpilot_cli.ceiling.factors import Ceiling, DeviceKind, FactorName
 from specpilot_cli.schema.step_profile import KernelClassName
 from specpilot_cli.units import format_percent, format_seconds
+
+# The engine of this repository, by its name in step profiles. It is written to be read: its
+# kernels are PyTorch calls, and nobody can choose others.
+REFERENCE_ENGINE = "specpilot-reference"
 
 # A ceiling this close is within what kernels and timing vary by; tuning further is not worth it.
 _NEAR_CEILING = 1.10
 
-FACTOR_WORDS: dict[FactorName, str] = {
-    "tau": "tokens per step",
-    "kernel": "kernel time above the floors",
-    "overhead": "time outside the profile",
+LEADERS: dict[FactorName, str] = {
+    "tau": "tokens per step lead",
+    "kernel": "kernel time above the floors leads",
+    "overhead": "time outside the profile leads",
 }
 
-_CLASS_ACTION: dict[KernelClassName, str] = {
-    "target_gemm": "make the target's matrix products faster at few rows; if bytes bound them, "
-    "`specpilot convert-w12` removes a quarter of the bytes bit for bit",
+_ANYWHERE: dict[KernelClassName, str] = {
+    "target_gemm": "make the target's matrix products faster at few rows",
     "head": "make the LM head faster; a bounded low-precision pass that provably keeps the argmax "
     "reads half its bytes",
-    "recurrent": "replace per-node state snapshots by kernels that walk each root path",
-    "attention": "split the KV sequence of the verify attention over more blocks",
     "drafter": "make the drafter cheaper: lower precision, or a shorter drafted block",
-    "tree": "build the tree and walk the accepted path on the device, in fewer host calls",
     "prefill": "let new prompts share the verify step's weight stream",
-    "rest": "fuse the small kernels that run between the matrix products",
+}
+_ACTIONS: dict[DeviceKind, dict[KernelClassName, str]] = {
+    "gpu": _ANYWHERE
+    | {
+        "target_gemm": f"{_ANYWHERE['target_gemm']}; if bytes bound them, `specpilot convert-w12` "
+        "removes a quarter of the bytes bit for bit",
+        "recurrent": "where a state snapshot is kept per node, as stock SGLang does, walk each "
+        "root path from the committed state instead",
+        "attention": "split the KV sequence of the verify attention over more blocks",
+        "tree": "build the tree and walk the accepted path on the device, in fewer host calls",
+        "rest": "fuse the small kernels that run between the matrix products",
+    },
+    "cpu": _ANYWHERE
+    | {
+        "recurrent": "fuse the recurrent layers' small operations into one pass over the state",
+        "attention": "fuse scores, softmax and values of the verify attention into one pass",
+        "tree": "build the tree and walk the accepted path in compiled code",
+        "rest": "fuse the small operations that run between the matrix products",
+    },
 }
 
 
@@ -57,12 +76,31 @@ def advise(ceiling: Ceiling, *, best_nodes: int | None = None) -> Advice:
         )
     lead = factors.leading
     value = {"tau": factors.tau, "kernel": factors.kernel, "overhead": factors.overhead}[lead]
-    headline = f"{FACTOR_WORDS[lead]} lead with {value:.2f}× of {factors.product:.2f}×"
+    headline = f"{LEADERS[lead]} with {value:.2f}× of {factors.product:.2f}×"
     if lead == "tau":
         return Advice(headline, _tau_step(ceiling, best_nodes), notes)
-    if lead == "kernel":
-        return Advice(headline, _kernel_step(ceiling), notes)
-    return Advice(headline, _overhead_step(ceiling), notes)
+    if lead == "overhead":
+        return Advice(headline, _overhead_step(ceiling), notes)
+    if ceiling.engine == REFERENCE_ENGINE:
+        return Advice(headline, _reference_step(ceiling, best_nodes), notes)
+    gap = _kernel_gap(ceiling)
+    return Advice(headline, f"{gap.what}: {gap.action}", notes)
+
+
+def overhead_note(ceiling: Ceiling) -> str | None:
+    """Why the overhead factor is below 1, in words; None where it is not."""
+    if ceiling.overhead_s >= 0:
+        return None
+    slower = format_percent(ceiling.t_prof_s / ceiling.t_step_s - 1)
+    cause = (
+        "timing noise, since the timers' own cost is taken out"
+        if ceiling.engine == REFERENCE_ENGINE
+        else "timing noise or the profiler's own cost, and sits in the kernel factor"
+    )
+    return (
+        f"the overhead factor is below 1: the profiled steps ran {slower} slower than the plain "
+        f"ones, which is {cause}"
+    )
 
 
 def _tau_step(ceiling: Ceiling, best_nodes: int | None) -> str:
@@ -73,19 +111,42 @@ def _tau_step(ceiling: Ceiling, best_nodes: int | None) -> str:
     )
 
 
-def _kernel_step(ceiling: Ceiling) -> str:
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """The largest gap inside the profile: what it is, and what would close it."""
+
+    what: str
+    action: str
+
+
+def _kernel_gap(ceiling: Ceiling) -> _Gap:
     worst = max(ceiling.classes, key=lambda item: item.slack_s)
     gap = ceiling.unattributed_s
     if gap > worst.slack_s:
-        return (
-            f"{format_seconds(gap)} of the profiled step are gaps between kernels: capture the "
-            "step in one graph, or launch fewer kernels"
+        on_gpu = ceiling.device_kind == "gpu"
+        return _Gap(
+            f"{format_seconds(gap)} of the profiled step are gaps between kernels",
+            "capture the step in one graph, or launch fewer kernels"
+            if on_gpu
+            else "run fewer and larger operations per step",
         )
-    share = worst.slack_s / ceiling.t_step_s
-    return (
-        f"`{worst.name}` is {format_seconds(worst.slack_s)} above its floor "
-        f"({format_percent(share)} of the step): {_CLASS_ACTION[worst.name]}"
+    share = format_percent(worst.slack_s / ceiling.t_step_s)
+    return _Gap(
+        f"`{worst.name}` is {format_seconds(worst.slack_s)} above its floor ({share} of the step)",
+        _ACTIONS[ceiling.device_kind][worst.name],
     )
+
+
+def _reference_step(ceiling: Ceiling, best_nodes: int | None) -> str:
+    """Kernels lead on an engine whose kernels cannot be chosen: say so, and what remains."""
+    text = (
+        f"{_kernel_gap(ceiling).what}; the reference engine runs each layer as many small "
+        "PyTorch operations, and no mechanism changes that: the kernel factor is for an engine "
+        "with fused kernels"
+    )
+    if ceiling.factors.tau is None or ceiling.factors.tau <= 1:
+        return text
+    return f"{text}. Here the tokens are what can be had: {_tau_step(ceiling, best_nodes)}"
 
 
 def _overhead_step(ceiling: Ceiling) -> str:
@@ -115,9 +176,5 @@ def _notes(ceiling: Ceiling) -> tuple[str, ...]:
         notes.append(
             f"bytes and FLOPs are not counted for {', '.join(unknown)}: no slack is claimed there"
         )
-    if ceiling.overhead_s < 0:
-        notes.append(
-            "the profiled step is slower than the unprofiled one: the profiler itself costs time, "
-            "which sits in the kernel factor"
-        )
-    return tuple(notes)
+    noise = overhead_note(ceiling)
+    return tuple(notes) if noise is None else (*notes, noise)

@@ -17,6 +17,7 @@ from specpilot_cli.ceiling.peaks import Peaks
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.schema.step_profile import StepProfile
 
+DeviceKind = Literal["cpu", "gpu"]
 FactorName = Literal["tau", "kernel", "overhead"]
 FACTOR_ORDER: tuple[FactorName, ...] = ("tau", "kernel", "overhead")
 
@@ -48,7 +49,10 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Factors of one profile with the seconds and tokens that they come from."""
+    """Factors of one profile with the seconds and tokens that they come from.
+
+    `engine` and `device_kind` are the profile's: what can be done about a gap depends on them.
+    """
 
     factors: Factors
     tau: float | None
@@ -60,10 +64,12 @@ class Ceiling:
     classes: tuple[ClassFloor, ...]
     peaks: Peaks
     rule: FloorRule
+    engine: str
+    device_kind: DeviceKind
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the step outside the profile."""
+        """Seconds of the step outside the profile; negative if the profiled steps were slower."""
         return self.t_step_s - self.t_prof_s
 
 
@@ -133,4 +139,6 @@ def measure_ceiling(
         classes=classes,
         peaks=peaks,
         rule=rule,
+        engine=profile.engine.name,
+        device_kind=profile.device.kind,
     )

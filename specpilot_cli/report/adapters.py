@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specpilot_cli.ceiling.advice import FACTOR_WORDS
+from specpilot_cli.ceiling.advice import LEADERS, overhead_note
 from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
 from specpilot_cli.ceiling.speedup import SpeedupPoint
@@ -53,10 +53,12 @@ def waterfall_data(ceiling: Ceiling, condition: str) -> WaterfallData:
     )
 
 
-def factors_data(ceiling: Ceiling, condition: str) -> FactorsData:
-    """The three factors of `ceiling`."""
+def factors_data(
+    ceiling: Ceiling, condition: str, *, system: str = "the measured system"
+) -> FactorsData:
+    """The three factors of `ceiling`; `system` is what was profiled."""
     factors = ceiling.factors
-    return FactorsData(factors.tau, factors.kernel, factors.overhead, condition)
+    return FactorsData(factors.tau, factors.kernel, factors.overhead, condition, system)
 
 
 def tau_curve_data(
@@ -119,24 +121,42 @@ def factor_rows(ceiling: Ceiling) -> list[tuple[str, str, str]]:
         format_seconds(s) for s in (ceiling.t_step_s, ceiling.t_prof_s, ceiling.t_floor_s)
     )
     name = "ceiling" if factors.tau is not None else "step cost (τ factor missing)"
+    noise = f"{step} plain, {prof} profiled: noise, no overhead seen"
     return [
         ("tokens (best τ / τ)", *tau),
         ("kernels (profile / floors)", f"{factors.kernel:.3f}×", f"{prof} → {floor}"),
-        ("overhead (step / profile)", f"{factors.overhead:.3f}×", f"{step} → {prof}"),
-        (name, f"{factors.product:.3f}×", f"{FACTOR_WORDS[factors.leading]} lead"),
+        (
+            "overhead (step / profile)",
+            f"{factors.overhead:.3f}×",
+            f"{step} → {prof}" if ceiling.overhead_s >= 0 else noise,
+        ),
+        (name, f"{factors.product:.3f}×", LEADERS[factors.leading]),
     ]
+
+
+def leading_text(ceiling: Ceiling) -> str:
+    """Which factor leads, with its ratio: a short note under the ceiling."""
+    factors = ceiling.factors
+    value = {"tau": factors.tau, "kernel": factors.kernel, "overhead": factors.overhead}
+    word = {"tau": "tokens lead", "kernel": "kernels lead", "overhead": "overhead leads"}
+    return f"{word[factors.leading]} with {value[factors.leading]:.2f}×"
 
 
 CLASS_COLUMNS = ("kernel class", "calls", "measured", "floor", "above", "bound by", "of the step")
 
 
 def class_rows(ceiling: Ceiling) -> list[tuple[str, ...]]:
-    """One row of text per kernel class, then gaps and overhead; see `CLASS_COLUMNS`."""
+    """One row of text per kernel class, then gaps and overhead; see `CLASS_COLUMNS`.
+
+    Profiled steps slower than the plain ones leave no row: a time below zero is no part of a step,
+    and `overhead_note` says what it is.
+    """
 
     def row(name: str, calls: str, seconds: float, floor: float, bound: str) -> tuple[str, ...]:
         share = format_percent(seconds / ceiling.t_step_s)
         above = format_seconds(seconds - floor)
-        return (name, calls, format_seconds(seconds), format_seconds(floor), above, bound, share)
+        least = format_seconds(floor) if floor > 0 else "–"
+        return (name, calls, format_seconds(seconds), least, above, bound, share)
 
     def of_class(item: ClassFloor) -> tuple[str, ...]:
         bound = "not counted" if item.bound == "measured" else item.bound
@@ -144,7 +164,8 @@ def class_rows(ceiling: Ceiling) -> list[tuple[str, ...]]:
 
     rows = [of_class(item) for item in ceiling.classes]
     rows.append(row("gaps in the profile", "–", ceiling.unattributed_s, 0.0, "–"))
-    rows.append(row("outside the profile", "–", ceiling.overhead_s, 0.0, "–"))
+    if ceiling.overhead_s >= 0:
+        rows.append(row("outside the profile", "–", ceiling.overhead_s, 0.0, "–"))
     return rows
 
 
@@ -166,12 +187,18 @@ def mismatch_data(
             limit = result.stock.rate + result.rate.paper.margin
             bars.append(_bar(stock, result.stock, result.events.stock.n_unexplained, None))
         events = result.events.system.n_unexplained
-        bars.append(_bar(name, result.system, events, result.verdict))
+        rules = (("rate rule", result.rate.rejects), ("event rule", result.events.rejects))
+        by = " and the ".join(rule for rule, rejects in rules if rejects)
+        bars.append(_bar(name, result.system, events, result.verdict, by))
     return MismatchData(tuple(bars), limit, condition)
 
 
-def _bar(label: str, rates: RateSummary, events: int, verdict: str | None) -> MismatchBar:
-    return MismatchBar(label, rates.rate, rates.low, rates.high, rates.n_tokens, events, verdict)
+def _bar(
+    label: str, rates: RateSummary, events: int, verdict: str | None, by: str = ""
+) -> MismatchBar:
+    return MismatchBar(
+        label, rates.rate, rates.low, rates.high, rates.n_tokens, events, verdict, by
+    )
 
 
 SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")
@@ -195,7 +222,9 @@ def speedup_rows(points: Sequence[SpeedupPoint]) -> list[tuple[str, ...]]:
 
 def ceiling_tables(ceiling: Ceiling) -> tuple[ReportTable, ReportTable]:
     """Factors and kernel classes as tables of a report."""
+    note = overhead_note(ceiling)
+    about = "" if note is None else f"{note[0].upper()}{note[1:]}."
     return (
-        ReportTable("Ceiling", ("factor", "ratio", "from"), tuple(factor_rows(ceiling))),
+        ReportTable("Ceiling", ("factor", "ratio", "from"), tuple(factor_rows(ceiling)), about),
         ReportTable("Kernel classes of one step", CLASS_COLUMNS, tuple(class_rows(ceiling))),
     )

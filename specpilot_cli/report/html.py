@@ -20,22 +20,31 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 Outcome = Literal["yes", "no", "invalid", "none"]
-_NUMBER = re.compile(r"^[-+−]?[\d.,  ]+(e[-+]?\d+)?( ?(%|×|s|ms|µs|ns|[kMGT]?B(/s)?))?$")
+_ONE = r"(–|[-+−]?\d[\d.,  ]*(e[-+]?\d+)?( ?(%|×|s|ms|µs|ns|nats|points|[kMGT]?B(/s)?))?)"
+# One number, or several that belong together: an interval, before and after, a range.
+_NUMBER = re.compile(rf"^\[?{_ONE}(( → |, | – ){_ONE})*\]?$")
 _NO_VALUE = ("", "–")
+# A text longer than this may wrap; shorter ones keep their row one line high.
+_LONG_CHARS = 36
+# More columns than these, and a phone or a narrow window has to scroll sideways.
+_MIDDLE_COLUMNS, _WIDE_COLUMNS = 4, 6
+
+ColumnKind = Literal["num", "text", "long"]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer: one word, its kind (which picks the mark and colour), and one sentence."""
+    """The answer: one word, its kind (which picks the mark and colour), one sentence, and why."""
 
     word: str
     outcome: Outcome
     sentence: str
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure:
-    """One number of the head: what it is, its text with unit, and a short note."""
+    """One number of the head: what it is, its text with unit, and a note of short lines."""
 
     label: str
     value: str
@@ -45,12 +54,16 @@ class KeyFigure:
 
 @dataclass(frozen=True, slots=True)
 class ReportTable:
-    """A titled table of text cells; columns of numbers are aligned right by themselves."""
+    """A titled table of text cells; columns of numbers are aligned right by themselves.
+
+    Backticks mark code. `sum_row` sets the last row apart, which sums up the others.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    sum_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +86,10 @@ class InputHash:
 class ReportData:
     """Everything on the page, in reading order.
 
-    `created` is timezone-aware. `caveats` are what weakens the answer (paced, projected, one A/A
-    comparison) and are shown under the verdict. `data` is embedded as JSON; it may hold what
-    `json_out.plain` accepts.
+    `created` is timezone-aware. `alerts` stand above everything: the run is not what it seems to
+    be, such as one with a deliberate fault. `caveats` are what weakens the answer (paced,
+    projected, one A/A comparison) and are shown under the verdict. `data` is embedded as JSON; it
+    may hold what `json_out.plain` accepts.
     """
 
     title: str
@@ -84,6 +98,7 @@ class ReportData:
     specpilot_version: str
     machine: str
     created: datetime
+    alerts: tuple[str, ...] = ()
     key_figures: tuple[KeyFigure, ...] = ()
     caveats: tuple[str, ...] = ()
     inputs: tuple[InputHash, ...] = ()
@@ -96,10 +111,12 @@ class ReportData:
 
 @dataclass(frozen=True, slots=True)
 class _TableView:
-    """A table with, per column, whether it holds numbers."""
+    """A table with the kind of each column."""
 
-    columns: tuple[tuple[str, bool], ...]
-    rows: tuple[tuple[tuple[str, bool], ...], ...]
+    columns: tuple[tuple[str, ColumnKind], ...]
+    rows: tuple[tuple[tuple[str, ColumnKind], ...], ...]
+    width: Literal["", "middle", "wide"]
+    sum_row: bool
 
 
 def render_report(data: ReportData) -> str:
@@ -119,11 +136,13 @@ def render_report(data: ReportData) -> str:
         lstrip_blocks=True,
     )
     environment.filters["prose"] = _prose
+    environment.filters["marked"] = _marked
     environment.filters["table_view"] = _table_view
     environment.filters["inline_svg"] = _inline_svg
     page = environment.get_template("report.html.j2").render(
         report=data,
         created=data.created.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        page_title=_page_title(data),
         embedded=_embedded_json(data.data),
     )
     return re.sub(r"\n\s*\n+", "\n", page).strip() + "\n"
@@ -150,24 +169,47 @@ def _check(data: ReportData) -> None:
                 raise ValueError(f"{table.title!r}: row of {len(row)} for {len(table.columns)}")
 
 
+def _page_title(data: ReportData) -> str:
+    """The verdict comes first, so that a tab or a bookmark of a rejected run says so."""
+    word = "" if data.verdict.outcome == "none" else f"{data.verdict.word}: "
+    return f"{word}{data.title}"
+
+
 def _table_view(table: ReportTable | ReportFigure) -> _TableView:
-    numeric = [
-        all(row[i] in _NO_VALUE or _NUMBER.match(row[i]) for row in table.rows)
-        for i in range(len(table.columns))
-    ]
+    kinds = [_kind([row[i] for row in table.rows]) for i in range(len(table.columns))]
     return _TableView(
-        columns=tuple(zip(table.columns, numeric, strict=True)),
-        rows=tuple(tuple(zip(row, numeric, strict=True)) for row in table.rows),
+        columns=tuple(zip(table.columns, kinds, strict=True)),
+        rows=tuple(tuple(zip(row, kinds, strict=True)) for row in table.rows),
+        width=_width(len(table.columns)),
+        sum_row=isinstance(table, ReportTable) and table.sum_row,
     )
 
 
-def _prose(text: str) -> Markup:
+def _kind(cells: Sequence[str]) -> ColumnKind:
+    if all(cell in _NO_VALUE or _NUMBER.match(cell) for cell in cells):
+        return "num"
+    return "long" if any(len(cell) > _LONG_CHARS for cell in cells) else "text"
+
+
+def _width(n_columns: int) -> Literal["", "middle", "wide"]:
+    if n_columns > _WIDE_COLUMNS:
+        return "wide"
+    return "middle" if n_columns > _MIDDLE_COLUMNS else ""
+
+
+def _marked(text: str) -> Markup:
+    """`text` escaped, with backticks as code: for headings and cells."""
     from markupsafe import Markup, escape
 
+    # Escaped first; only the tags added here are markup.
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _prose(text: str) -> Markup:
+    from markupsafe import Markup
+
     paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-    coded = [re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(part))) for part in paragraphs]
-    # Every part was escaped above; only the tags added here are markup.
-    return Markup("\n".join(f"<p>{part}</p>" for part in coded))
+    return Markup("\n").join(Markup("<p>{}</p>").format(_marked(part)) for part in paragraphs)
 
 
 def _inline_svg(svg: str) -> Markup:

@@ -8,6 +8,7 @@ from specpilot_cli.report.paired_bench_tables import (
     basis_rows,
     benchmark_table,
     interval_text,
+    latency_table,
     over_ar_table,
     system_table,
 )
@@ -17,8 +18,8 @@ from specpilot_cli.report.tables import Column, print_line, print_pairs, print_t
 def print_summary(summary: PairedBenchSummary) -> None:
     """Benchmarks, systems, what the rule was applied to, then the verdict as the last lines."""
     if summary.gain is not None:
-        for table in (benchmark_table(summary), over_ar_table(summary), system_table(summary)):
-            _print(table)
+        for make in (benchmark_table, over_ar_table, system_table, latency_table):
+            _print(make(summary))
         print_pairs(basis_rows(summary))
         print_line()
     if summary.paced:

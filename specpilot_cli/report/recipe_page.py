@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from specpilot_cli.apply.run import RecipeResult
-from specpilot_cli.ceiling.advice import advise
 from specpilot_cli.paired_bench.types import BASELINE, CANDIDATE
 from specpilot_cli.report import adapters
 from specpilot_cli.report.ceiling_page import CEILING_METHOD
@@ -20,28 +19,23 @@ from specpilot_cli.report.figures import (
     step_waterfall,
     tau_curve,
 )
-from specpilot_cli.report.figures.base import ReportFigure
+from specpilot_cli.report.figures.base import ReportFigure, sentence
 from specpilot_cli.report.html import (
     InputHash,
     KeyFigure,
     MethodNote,
     Outcome,
     ReportData,
-    ReportTable,
     Verdict,
     environment_rows,
     render_report,
 )
-from specpilot_cli.report.paired_bench_tables import (
-    benchmark_table,
-    forest_data,
-    interval_text,
-    noise_text,
-    over_ar_table,
-    system_table,
-)
+from specpilot_cli.report.paired_bench_tables import forest_data, interval_text, noise_text
+from specpilot_cli.report.recipe_tables import recipe_tables
 from specpilot_cli.report.recipe_text import over_ar, verdict_sentence
+from specpilot_cli.report.recipe_words import fault_text, projection_notes, system_names
 from specpilot_cli.schema.result import Envelope
+from specpilot_cli.units import format_percent
 
 _OUTCOMES: dict[str, Outcome] = {
     "promote": "yes",
@@ -87,22 +81,40 @@ def render_recipe_page(result: RecipeResult, envelope: Envelope) -> str:
             verdict=Verdict(
                 result.verdict,
                 _OUTCOMES[result.verdict],
-                verdict_sentence(result)[0].upper() + verdict_sentence(result)[1:] + ".",
+                f"{sentence(verdict_sentence(result))}.",
+                tuple(_reasons(result)),
             ),
             command=shlex.join(["specpilot", *sys.argv[1:]]),
             specpilot_version=envelope.specpilot_version,
             machine=result.measured.profile.device.name,
             created=datetime.now(UTC),
+            alerts=tuple(_alerts(result)),
             key_figures=tuple(_key_figures(result)),
             caveats=tuple(_caveats(result)),
             inputs=tuple(InputHash(item.path, item.sha256) for item in envelope.inputs),
-            numbers=tuple(_tables(result)),
+            numbers=tuple(recipe_tables(result)),
             figures=tuple(_figures(result)),
             method=_METHOD,
             environment=environment_rows(envelope.environment),
             data=envelope.model_dump(mode="python"),
         )
     )
+
+
+def _reasons(result: RecipeResult) -> Iterator[str]:
+    """Why not; a promotion's reason stands under its gain."""
+    if result.verdict != "promote":
+        names = system_names(result)
+        yield from (names.in_words(reason) for reason in dict.fromkeys(result.reasons))
+
+
+def _alerts(result: RecipeResult) -> Iterator[str]:
+    if result.settings.fault is not None:
+        yield (
+            "This run carries a deliberate fault, to see whether the audit catches it: the tuned "
+            f"system, called faulty below, puts {fault_text(result.settings.fault)}. Its gain and "
+            "its mismatches say nothing about the mechanisms."
+        )
 
 
 def _condition(result: RecipeResult) -> str:
@@ -114,81 +126,92 @@ def _condition(result: RecipeResult) -> str:
     )
 
 
+def _gate_condition(result: RecipeResult) -> str:
+    """The condition of what the tuned system's own tokens decide."""
+    fault = "" if result.settings.fault is None else "; WITH A DELIBERATE FAULT"
+    return f"{_condition(result)}, unseen prompts{fault}"
+
+
 def _key_figures(result: RecipeResult) -> Iterator[KeyFigure]:
-    summary, measured = result.bench.summary, result.measured
-    if summary.gain is not None:
-        yield KeyFigure(
-            "gain over stock", f"{summary.gain.gain_ratio:.3f}×", interval_text(summary.gain)
-        )
-    for system, label in ((CANDIDATE, "tuned over plain"), (BASELINE, "stock over plain")):
-        found = over_ar(result, system)
-        if found is not None:
-            yield KeyFigure(label, f"{found.overall.gain_ratio:.2f}×", interval_text(found.overall))
+    yield from _gain_figures(result)
+    summary, measured, names = result.bench.summary, result.measured, system_names(result)
     tau = {system.name: system.tau for system in summary.systems}
-    if tau.get(BASELINE) is not None and tau.get(CANDIDATE) is not None:
+    now, before = tau.get(CANDIDATE), tau.get(BASELINE)
+    if now is not None and before is not None:
         yield KeyFigure(
-            "tokens per step", f"{tau[CANDIDATE]:.2f}", f"stock {tau[BASELINE]:.2f}, unseen prompts"
-        )
-    yield KeyFigure("ceiling of stock", f"{measured.ceiling.factors.product:.2f}×")
+            f"tokens per step, {names.candidate}", f"{now:.2f}",
+            f"stock {before:.2f}, unseen prompts",
+        )  # fmt: skip
     if result.audit is not None:
         yield KeyFigure(
-            "mismatches", f"{result.audit.system.rate:.3%}", f"stock {result.audit.stock.rate:.3%}"
+            f"mismatches, {names.candidate}",
+            format_percent(result.audit.system.rate, digits=2),
+            f"stock {format_percent(result.audit.stock.rate, digits=2)}\n"
+            f"token forcing: {result.audit.verdict}",
         )
+    yield KeyFigure(
+        "ceiling of stock",
+        f"{measured.ceiling.factors.product:.2f}×",
+        adapters.leading_text(measured.ceiling),
+    )
     if measured.projection is not None:
         best, stock = measured.projection.best, measured.projection.stock
         yield KeyFigure(
             f"at step times of {measured.projection.curve.device.name}",
             f"{best.speedup / stock.speedup:.2f}×",
-            f"over stock, {best.n_nodes} nodes, {best.basis}",
+            f"tree of {best.n_nodes} nodes over stock\n{best.basis} step time",
             basis="projected",
         )
 
 
+def _gain_figures(result: RecipeResult) -> Iterator[KeyFigure]:
+    summary, names = result.bench.summary, system_names(result)
+    if summary.gain is not None:
+        note = f"interval {interval_text(summary.gain, digits=3)}"
+        if summary.decision is not None:
+            decision = summary.decision
+            note += f"\nlower bound {decision.lower_bound_ratio:.3f}×"
+            note += f"\nmust exceed bound {decision.bound_ratio:.3f}×"
+        if result.verdict == "reject":
+            note += "\nnot claimed: rejected"
+        yield KeyFigure(
+            f"gain, {names.candidate} over stock", f"{summary.gain.gain_ratio:.3f}×", note
+        )
+    for system in (CANDIDATE, BASELINE):
+        found = over_ar(result, system)
+        if found is not None:
+            yield KeyFigure(
+                f"{names.of(system)} over plain decoding",
+                f"{found.overall.gain_ratio:.2f}×",
+                f"interval {interval_text(found.overall, digits=2)}",
+            )
+
+
 def _caveats(result: RecipeResult) -> Iterator[str]:
-    yield from result.reasons if result.verdict != "promote" else ()
-    if result.settings.fault is not None:
-        yield f"deliberate fault in the tuned system: {result.settings.fault.describe()}"
-    noise = result.bench.summary.noise
-    if noise is not None:
-        yield f"noise: {noise_text(noise)}"
-    yield from result.bench.summary.warnings
+    summary, names = result.bench.summary, system_names(result)
+    if summary.noise is not None:
+        yield f"A/A noise: {noise_text(summary.noise, names=names)}"
+    yield from (names.in_words(warning) for warning in summary.warnings)
     if result.audit is not None:
         yield from result.audit.warnings
     if result.measured.projection is not None:
-        yield (
-            "the projection combines τ of this pair with step times of another model and machine; "
-            "it says what the same trees would be worth there, not what they were measured to be"
-        )
-
-
-def _tables(result: RecipeResult) -> Iterator[ReportTable]:
-    summary, measured = result.bench.summary, result.measured
-    if summary.gain is not None:
-        yield benchmark_table(summary)
-        yield over_ar_table(summary)
-        yield system_table(summary)
-    yield from adapters.ceiling_tables(measured.ceiling)
-    advice = advise(measured.ceiling, best_nodes=measured.chosen.n_nodes)
-    yield ReportTable(
-        "What to try next", ("finding", "next step"), ((advice.headline, advice.next_step),)
-    )
-    yield ReportTable(
-        "Node budget: stock chain first, then best-first trees, step times of this run",
-        adapters.SPEEDUP_COLUMNS,
-        tuple(adapters.speedup_rows([measured.stock_point, *measured.points])),
-    )
-    if measured.projection is not None:
-        projection = measured.projection
-        yield ReportTable(
-            f"Projected: the same τ(N) at the step times of {projection.curve.device.name}",
-            adapters.SPEEDUP_COLUMNS,
-            tuple(adapters.speedup_rows([projection.stock, *projection.points])),
-            projection.curve.source,
-        )
+        yield from projection_notes(result.measured.projection)
 
 
 def _figures(result: RecipeResult) -> Iterator[ReportFigure]:
+    """The gates first, then where the speed comes from."""
     measured, summary, condition = result.measured, result.bench.summary, _condition(result)
+    names, gates = system_names(result), _gate_condition(result)
+    if summary.gain is not None:
+        remark = "token forcing rejects it, so no gain is claimed"
+        yield forest.draw(
+            forest_data(
+                summary, condition=gates, names=names,
+                remark=remark if result.verdict == "reject" else "",
+            )
+        )  # fmt: skip
+    if result.audit is not None and result.audit.rate is not None:
+        yield mismatch_bars.draw(adapters.mismatch_data([(names.candidate, result.audit)], gates))
     yield tau_curve.draw(
         adapters.tau_curve_data(
             measured.trees,
@@ -197,11 +220,20 @@ def _figures(result: RecipeResult) -> Iterator[ReportFigure]:
             chosen_nodes=measured.chosen.n_nodes,
         )
     )
+    yield _speedup_figure(result)
+    peaks = adapters.peaks_text(measured.ceiling, measured.profile.dtype)
+    yield step_waterfall.draw(adapters.waterfall_data(measured.ceiling, f"{condition}; {peaks}"))
+    yield ceiling_factors.draw(adapters.factors_data(measured.ceiling, condition, system="stock"))
+
+
+def _speedup_figure(result: RecipeResult) -> ReportFigure:
+    measured = result.measured
     panels = [
         adapters.speedup_panel(
             measured.points, measured.stock_point, heading="this machine", projected=False
         )
     ]
+    about = "τ from replay of dev prompts; step times timed in this run"
     if measured.projection is not None:
         projection = measured.projection
         panels.append(
@@ -212,15 +244,9 @@ def _figures(result: RecipeResult) -> Iterator[ReportFigure]:
                 projected=True,
             )
         )
-    yield speedup_curve.draw(
-        speedup_curve.SpeedupCurveData(tuple(panels), "τ from replay, c from timed steps")
-    )
-    peaks = adapters.peaks_text(measured.ceiling, measured.profile.dtype)
-    yield step_waterfall.draw(adapters.waterfall_data(measured.ceiling, f"{condition}; {peaks}"))
-    yield ceiling_factors.draw(adapters.factors_data(measured.ceiling, condition))
-    if summary.gain is not None:
-        yield forest.draw(
-            forest_data(summary, condition=condition, system="tuned", baseline="stock chain")
+        last = projection.curve.points[-1].rows
+        about += (
+            f"; on {projection.curve.device.name} recorded with {projection.curve.target.name}, "
+            f"up to {last} rows ({last - 1} nodes)"
         )
-    if result.audit is not None and result.audit.rate is not None:
-        yield mismatch_bars.draw(adapters.mismatch_data([("tuned", result.audit)], condition))
+    return speedup_curve.draw(speedup_curve.SpeedupCurveData(tuple(panels), about))

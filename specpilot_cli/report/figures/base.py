@@ -206,6 +206,26 @@ def spread(positions: Sequence[float], gap: float, *, low: float, high: float) -
     return result
 
 
+def label_room(labels: Sequence[str]) -> float:
+    """Inches that row labels need left of the axes, in the wide font that a browser may lack."""
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    return max(0.9, 0.2 + 0.087 * longest)
+
+
+def row_label(text: str) -> str:
+    """`text` on as many lines as keep the drawing wide enough; a long word is cut."""
+    return "\n".join(textwrap.wrap(text, 26, max_lines=2, placeholder=" …")) or "–"
+
+
+def apart(positions: Sequence[float], gap: float, *, first: Sequence[float] = ()) -> list[float]:
+    """Those of `positions` that can be labelled `gap` apart; `first` ones have precedence."""
+    kept: list[float] = []
+    for position in (*first, *positions):
+        if all(abs(position - other) >= gap for other in kept):
+            kept.append(position)
+    return sorted(kept)
+
+
 def beside(axes: Axes, x: float, y: float, text: str, *, bold: bool = False) -> None:
     """Write `text` just right of the data point (x, y)."""
     axes.annotate(

@@ -21,16 +21,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TICKS = (0.5, 0.7, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100)
+_CAPTION = (
+    "Each bar starts where the one above ends, so on this axis their lengths add up to the "
+    "ceiling: what the same hardware allows with one draft and one exact pass a step."
+)
+_BELOW_ONE = (
+    "An overhead below 1 leads back: the profiled steps ran slower than the plain ones, so there "
+    "is no overhead to win."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FactorsData:
-    """Factors as ratios; `tau` is None where no better tree was evaluated."""
+    """Factors as ratios; `tau` is None where no better tree was evaluated.
+
+    `system` is what was profiled, as the title calls it.
+    """
 
     tau: float | None
     kernel: float
     overhead: float
     condition: str
+    system: str = "the measured system"
 
 
 def _named(data: FactorsData) -> list[tuple[str, float]]:
@@ -50,12 +62,11 @@ def _product(data: FactorsData) -> float:
 
 def finding(data: FactorsData) -> str:
     """The figure's title."""
-    lead, value = max(_named(data), key=lambda item: item[1])
+    name, value = max(_named(data), key=lambda item: item[1])
+    lead = name.split(":")[0]
+    verb = "leads" if lead == "overhead" else "lead"
     what = "The ceiling" if data.tau is not None else "The step-cost ceiling"
-    return (
-        f"{what} is {_product(data):.2f}× the measured system; {lead.split(':')[0]} lead "
-        f"with {value:.2f}×"
-    )
+    return f"{what} is {_product(data):.2f}× {data.system}; {lead} {verb} with {value:.2f}×"
 
 
 def build(data: FactorsData) -> Figure:
@@ -88,7 +99,7 @@ def build(data: FactorsData) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(named) + 0.5, -0.5)
     axes.grid(axis="x")
-    axes.set_xlabel("speedup over the measured system (log scale)")
+    axes.set_xlabel(f"speedup over {data.system} (log scale)")
     return figure
 
 
@@ -101,8 +112,7 @@ def draw(data: FactorsData, *, figure_id: str = "ceiling-factors") -> ReportFigu
     return ReportFigure(
         figure_id=figure_id,
         title=finding(data),
-        caption="Each bar starts where the one above ends, so on this axis their lengths add up "
-        "to the ceiling: what the same hardware allows with one draft and one exact pass a step.",
+        caption=_CAPTION if data.overhead >= 1 else f"{_CAPTION} {_BELOW_ONE}",
         svg=svg,
         columns=("factor", "ratio"),
         rows=tuple(rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ class MismatchBar:
 
     `rate`, `low` and `high` are shares of forced tokens (0.0072 is 0.72 %) with 95 % bounds.
     `events` counts unexplained large-margin mismatches. `verdict` is the word above the bar, such
-    as `accept` or `reject`; the reference system has none.
+    as `accept` or `reject`; the reference system has none. `rejected_by` names the rules.
     """
 
     label: str
@@ -38,6 +39,7 @@ class MismatchBar:
     tokens: int
     events: int
     verdict: str | None = None
+    rejected_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,11 @@ def finding(data: MismatchData) -> str:
     judged = [bar for bar in data.bars if bar.verdict is not None]
     if len(judged) == 1:
         bar = judged[0]
+        by = f" by the {bar.rejected_by}" if bar.rejected_by else ""
         return (
-            f"{sentence(bar.label)}: {bar.verdict}, with mismatches on "
+            f"{sentence(bar.label)}: {bar.verdict}{by}, with mismatches on "
             f"{100 * bar.rate:.2f} % of tokens (limit {100 * data.limit_rate:.2f} %) and "
-            f"{bar.events} unexplained events"
+            f"{bar.events} unexplained event{'' if bar.events == 1 else 's'}"
         )
     words = sorted({bar.verdict or "" for bar in judged})
     counts = [f"{sum(bar.verdict == word for bar in judged)} {word}" for word in words]
@@ -67,7 +70,7 @@ def finding(data: MismatchData) -> str:
 def build(data: MismatchData) -> Figure:
     """The drawing. Call inside `base.style()`."""
     figure, (axes,) = new_figure(
-        finding(data), data.condition, height_in=2.9, right_in=1.25, bottom_in=0.36
+        finding(data), data.condition, height_in=2.9, right_in=1.25, bottom_in=0.5
     )
     limit = 100 * data.limit_rate
     # A tenth of a percent where every rate is zero: an axis needs a height.
@@ -92,7 +95,7 @@ def build(data: MismatchData) -> Figure:
         f"limit {limit:.2f} %", (1.015, limit), xycoords=("axes fraction", "data"), va="center",
         fontsize=9.5,
     )  # fmt: skip
-    axes.set_xticks(range(len(data.bars)), [bar.label for bar in data.bars])
+    axes.set_xticks(range(len(data.bars)), [textwrap.fill(bar.label, 18) for bar in data.bars])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(data.bars) - 0.4)
     axes.set_ylim(0, 1.28 * top)
@@ -121,7 +124,8 @@ def draw(data: MismatchData, *, figure_id: str = "mismatch") -> ReportFigure:
         title=finding(data),
         caption="Share of tokens that differ from the teacher-forced scorer's argmax, with 95 % "
         "intervals. Above each bar: the verdict and the unexplained large-margin events. The "
-        "dashed line is the rate rule's limit.",
+        "dashed line is stock's rate plus what the rate rule tolerates; the rule rejects once the "
+        "difference exceeds that beyond doubt, not where a bar merely passes the line.",
         svg=svg,
         columns=("system", "mismatch rate", "95 % interval", "forced tokens", "events", "verdict"),
         rows=rows,

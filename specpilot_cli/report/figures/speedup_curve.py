@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specpilot_cli.report.figures.base import (
     BLUE,
@@ -12,8 +14,10 @@ from specpilot_cli.report.figures.base import (
     NEUTRAL,
     ORANGE,
     SURFACE,
+    WIDTH_IN,
     Basis,
     ReportFigure,
+    apart,
     new_figure,
     sentence,
     spread,
@@ -26,6 +30,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 StepTimeBasis = Literal["recorded", "interpolated", "extrapolated"]
+_FILL: dict[StepTimeBasis, Literal["full", "left", "none"]] = {
+    "recorded": "full",
+    "interpolated": "left",
+    "extrapolated": "none",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +77,59 @@ class SpeedupCurveData:
 
 def finding(data: SpeedupCurveData) -> str:
     """The figure's title."""
-    parts = []
-    for panel in data.panels:
-        best = panel.best
-        verb = "would be" if panel.projected else "are"
-        words = ["projected"] * panel.projected + ["extrapolated"] * (best.basis == "extrapolated")
-        tail = f", {' and '.join(words)}" if words else ""
-        parts.append(
-            f"on {panel.heading} {best.nodes} nodes {verb} best ({best.speedup:.2f}× AR{tail})"
+    return sentence("; ".join(_panel_finding(panel) for panel in data.panels))
+
+
+def _panel_finding(panel: SpeedupPanel) -> str:
+    best, stock = panel.best, panel.stock
+    words = ["projected"] * panel.projected
+    words += [f"{best.basis} step time"] * (best.basis != "recorded")
+    tail = f" ({', '.join(words)})" if words else ""
+    if best.speedup <= stock.speedup:
+        return (
+            f"on {panel.heading} no tree beats stock's {stock.speedup:.2f}× plain decoding: "
+            f"{best.speedup:.2f}× at {best.nodes} nodes{tail}"
         )
-    return sentence("; ".join(parts))
+    verb = "would be" if panel.projected else "are"
+    return (
+        f"on {panel.heading} {best.nodes} nodes {verb} best, {best.speedup:.2f}× plain decoding "
+        f"against stock's {stock.speedup:.2f}×{tail}"
+    )
 
 
 def build(data: SpeedupCurveData) -> Figure:
     """The drawing. Call inside `base.style()`."""
     figure, axes = new_figure(
         finding(data), data.condition, height_in=3.0, panels=len(data.panels), left_in=0.7,
-        gap_in=1.5, right_in=0.95, header_gap_in=0.5,
+        gap_in=1.55, right_in=0.95, bottom_in=0.95, header_gap_in=0.5,
     )  # fmt: skip
     for panel, area in zip(data.panels, axes, strict=True):
         _draw_panel(area, panel)
-    axes[0].set_ylabel("speedup over AR: S = τ / c")
+    axes[0].set_ylabel("speedup over plain decoding: S = τ / c")
+    _draw_legend(figure, [mark.basis for panel in data.panels for mark in panel.marks])
     return figure
+
+
+def _draw_legend(figure: Figure, bases: Sequence[StepTimeBasis]) -> None:
+    """How the step times behind the marks were obtained, for the kinds that occur."""
+    from matplotlib.lines import Line2D
+
+    found = [basis for basis in _FILL if basis in bases]
+    handles = [
+        Line2D([], [], linestyle="none", marker="o", color=INK, label=f"{basis} step time",
+               **_fill(basis, INK))
+        for basis in found
+    ]  # fmt: skip
+    figure.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0.06, 0.0), ncols=len(handles),
+        fontsize=9, handletextpad=0.2, columnspacing=1.6,
+    )  # fmt: skip
+
+
+def _fill(basis: StepTimeBasis, colour: str) -> dict[str, Any]:
+    return {
+        "fillstyle": _FILL[basis], "markerfacecolor": colour, "markerfacecoloralt": SURFACE,
+    }  # fmt: skip
 
 
 def _draw_panel(axes: Axes, panel: SpeedupPanel) -> None:
@@ -105,8 +145,9 @@ def _draw_panel(axes: Axes, panel: SpeedupPanel) -> None:
             linestyle="-" if known else (0, (3, 2)),
         )  # fmt: skip
     for mark in panel.marks:
-        face = SURFACE if mark.basis == "extrapolated" else colour
-        axes.plot([mark.nodes], [mark.speedup], marker=marker, color=colour, markerfacecolor=face)
+        axes.plot(
+            [mark.nodes], [mark.speedup], marker=marker, color=colour, **_fill(mark.basis, colour)
+        )
     best = panel.best
     axes.annotate(
         f"{best.speedup:.2f}×", (best.nodes, best.speedup), xytext=(0, 9),
@@ -117,13 +158,18 @@ def _draw_panel(axes: Axes, panel: SpeedupPanel) -> None:
     top = 1.22 * max(*values, panel.stock.speedup, 1.0)
     axes.set_ylim(0, top)
     heights = spread([panel.stock.speedup, 1.0], 0.07 * top, low=0.0, high=top)
-    for height, text in zip(heights, (f"stock {panel.stock.speedup:.2f}×", "AR 1×"), strict=True):
+    ends = (f"stock {panel.stock.speedup:.2f}×", "plain 1×")
+    for height, text in zip(heights, ends, strict=True):
         axes.annotate(
             text, (1.03, height), xycoords=("axes fraction", "data"), va="center", fontsize=9,
             color=MUTED,
         )  # fmt: skip
     axes.set_xlim(nodes[0] / 1.15, nodes[-1] * 1.15)
-    axes.set_xticks(nodes, [str(n) for n in nodes])
+    octaves = math.log2(1.15**2 * nodes[-1] / nodes[0])
+    gap = 0.3 * octaves / (axes.get_position().width * WIDTH_IN)
+    wanted = [math.log2(n) for n in (best.nodes, nodes[0], nodes[-1])]
+    shown = apart([math.log2(n) for n in nodes], gap, first=wanted)
+    axes.set_xticks(nodes, [str(n) if math.log2(n) in shown else "" for n in nodes])
     axes.minorticks_off()
     axes.grid(axis="y")
     axes.set_xlabel("verified nodes N (log scale)")
@@ -157,8 +203,9 @@ def draw(data: SpeedupCurveData, *, figure_id: str = "speedup-curve") -> ReportF
         figure_id=figure_id,
         title=finding(data),
         caption="S = τ / c: tokens per step over the step's cost in plain decoding steps. c is "
-        "also the τ at which speculation breaks even. Hollow marks and dashed lines use step times "
-        "extrapolated beyond the recorded rows. Projected means τ measured here, step times there.",
+        "also the τ at which speculation breaks even. Full marks use step times recorded at these "
+        "rows, half-full ones lie between recorded rows, hollow ones and dashed lines beyond them. "
+        "Projected means τ measured here, step times there.",
         svg=svg,
         columns=("step times", "policy", "nodes", "rows", "τ", "c", "S", "step time"),
         rows=tuple(rows),

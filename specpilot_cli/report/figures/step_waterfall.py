@@ -13,15 +13,17 @@ from specpilot_cli.report.figures.base import (
     ReportFigure,
     beside,
     decimals,
+    label_room,
     new_figure,
     style,
     time_unit,
     to_svg,
 )
-from specpilot_cli.units import format_seconds
+from specpilot_cli.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+_SLOWER = "slower while profiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ def _bars(data: WaterfallData) -> list[_Bar]:
     bars = [_Bar("measured step", 0.0, data.t_step_s, INK)]
     level = data.t_step_s
     covered = sum(c.measured_s for c in data.classes)
-    losses = [("outside the profile", data.t_step_s - data.t_prof_s)]
+    outside = data.t_step_s - data.t_prof_s
+    losses = [("outside the profile" if outside >= 0 else _SLOWER, outside)]
     losses.append(("gaps between kernels", data.t_prof_s - covered))
     by_slack = sorted(data.classes, key=lambda c: c.floor_s - c.measured_s)
     losses += [
@@ -82,7 +85,7 @@ def _bars(data: WaterfallData) -> list[_Bar]:
             continue
         level -= loss
         label = label.replace("above", "below") if loss < 0 else label
-        bars.append(_Bar(label, level, loss, ORANGE))
+        bars.append(_Bar(label, level, loss, NEUTRAL if label == _SLOWER else ORANGE))
     bars.append(_Bar("sum of the floors", 0.0, data.floor_s, BLUE))
     return bars
 
@@ -93,13 +96,15 @@ def build(data: WaterfallData) -> Figure:
     factor, unit = time_unit(data.t_step_s)
     digits = decimals(factor * data.t_step_s)
     figure, (axes,) = new_figure(
-        finding(data), data.condition, height_in=0.36 * len(bars), left_in=2.15, right_in=0.75
-    )
+        finding(data), data.condition, height_in=0.34 * len(bars), right_in=0.75,
+        left_in=label_room([bar.label for bar in bars]),
+    )  # fmt: skip
     for i, bar in enumerate(bars):
         axes.barh(
             i, factor * bar.length_s, left=factor * bar.start_s, height=0.62, color=bar.colour
         )
-        sign = "" if bar.colour != ORANGE else ("−" if bar.length_s > 0 else "+")
+        whole = i in (0, len(bars) - 1)
+        sign = "" if whole else ("−" if bar.length_s > 0 else "+")
         edge = factor * max(bar.start_s, bar.start_s + bar.length_s)
         text = f"{sign}{factor * abs(bar.length_s):.{digits}f}"
         beside(axes, edge, i, text)
@@ -114,6 +119,21 @@ def build(data: WaterfallData) -> Figure:
     axes.grid(axis="x")
     axes.set_xlabel(f"time per step ({unit})")
     return figure
+
+
+def _caption(data: WaterfallData) -> str:
+    text = (
+        "Each orange bar is time that a step at its floors would not spend. A class's floor is "
+        "the larger of its arithmetic time and its memory time at the stated share of the peak "
+        "rates."
+    )
+    if data.t_step_s >= data.t_prof_s:
+        return text
+    slower = format_percent(data.t_prof_s / data.t_step_s - 1)
+    return (
+        f"{text} The profiled steps ran {slower} slower than the plain ones (timing noise, or the "
+        f"profiler's own cost): the grey bar adds that, so that the classes fit below it."
+    )
 
 
 def draw(data: WaterfallData, *, figure_id: str = "step-waterfall") -> ReportFigure:
@@ -134,14 +154,13 @@ def draw(data: WaterfallData, *, figure_id: str = "step-waterfall") -> ReportFig
     covered = sum(c.measured_s for c in data.classes)
     rows = [row(c.name, c.measured_s, c.floor_s) for c in data.classes]
     rows.append(row("gaps between kernels", data.t_prof_s - covered, 0.0))
-    rows.append(row("outside the profile", data.t_step_s - data.t_prof_s, 0.0))
+    if data.t_step_s >= data.t_prof_s:
+        rows.append(row("outside the profile", data.t_step_s - data.t_prof_s, 0.0))
     rows.append(row("whole step", data.t_step_s, data.floor_s))
     return ReportFigure(
         figure_id=figure_id,
         title=finding(data),
-        caption="Each orange bar is time that a step at its floors would not spend. A class's "
-        "floor is the larger of its arithmetic time and its memory time at the stated share of "
-        "the peak rates.",
+        caption=_caption(data),
         svg=svg,
         columns=("part of the step", f"measured ({unit})", f"floor ({unit})", f"above ({unit})",
                  "share of the step"),

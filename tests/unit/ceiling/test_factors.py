@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specpilot_cli.ceiling.advice import advise
+from specpilot_cli.ceiling.advice import REFERENCE_ENGINE, advise, overhead_note
 from specpilot_cli.ceiling.factors import Factors, ceiling_factors, measure_ceiling
 from specpilot_cli.ceiling.floors import FULL_PEAK
 from specpilot_cli.ceiling.peaks import Peaks
@@ -121,3 +121,56 @@ def test_advice_near_the_ceiling_is_to_change_the_step(make_profile, round_rates
 def test_advice_warns_of_peaks_set_too_low(make_profile, round_rates, kernel):
     profile = make_profile(classes=[kernel("target_gemm", 0.002, 2.7e9, 0)])
     assert any("too low" in note for note in advise(_ceiling(profile, round_rates)).notes)
+
+
+def _with_device(make_profile, engine: str, kind: str, **changes):
+    profile = make_profile(engine={"name": engine, "version": "1"}, **changes)
+    threads = 1 if kind == "cpu" else None
+    device = profile.device.model_copy(update={"kind": kind, "threads": threads})
+    return profile.model_copy(update={"device": device})
+
+
+def test_advice_on_recurrent_layers_fits_the_device(make_profile, round_rates, kernel):
+    classes = [kernel("recurrent", 0.009, 0.9e9, 0)]
+    on_gpu = _with_device(make_profile, "sglang", "gpu", classes=classes)
+    on_cpu = _with_device(make_profile, "other", "cpu", classes=classes)
+    gpu, cpu = (advise(_ceiling(p, round_rates)).next_step for p in (on_gpu, on_cpu))
+    assert "snapshot is kept per node" in gpu
+    assert "snapshot" not in cpu
+    assert cpu.startswith("`recurrent` is 8.00 ms above its floor")
+
+
+def test_the_reference_engine_is_not_told_to_change_its_kernels(make_profile, round_rates):
+    profile = _with_device(make_profile, "specpilot-reference", "cpu")
+    advice = advise(_ceiling(profile, round_rates, tau_best=4.4), best_nodes=16)
+    assert "snapshot" not in advice.next_step
+    assert "no mechanism changes that" in advice.next_step
+    assert advice.next_step.endswith(
+        "verify a best-first tree of 16 nodes: the recorded candidates hold 4.40 tokens per step "
+        "against 4.00 now"
+    )
+    worse = advise(_ceiling(profile, round_rates, tau_best=3.9))
+    assert "verify" not in worse.next_step
+
+
+def test_the_reference_engines_name_is_the_one_in_its_profiles():
+    pytest.importorskip("torch")
+    from specpilot_cli.engines.reference.profiler import ENGINE
+
+    assert ENGINE.name == REFERENCE_ENGINE
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [("specpilot-reference", "timing noise, since the timers' own cost is taken out"),
+     ("sglang", "timing noise or the profiler's own cost")],
+)  # fmt: skip
+def test_an_overhead_below_one_is_explained(make_profile, round_rates, engine, cause):
+    profile = _with_device(make_profile, engine, "gpu", t_step_s=0.0098)
+    ceiling = _ceiling(profile, round_rates)
+    note = overhead_note(ceiling)
+    assert note is not None
+    assert "ran 2.0 % slower than the plain ones" in note
+    assert cause in note
+    assert note in advise(ceiling).notes
+    assert overhead_note(_ceiling(make_profile(), round_rates)) is None

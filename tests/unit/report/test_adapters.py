@@ -28,6 +28,16 @@ RATES = {"read_bytes_per_s": _number(1e12), "flops_per_s": {"bfloat16": _number(
 
 @pytest.fixture
 def ceiling():
+    return _ceiling()
+
+
+@pytest.fixture
+def noisy_ceiling():
+    """Profiled steps 25 % slower than the plain ones."""
+    return _ceiling(t_step_s=0.008)
+
+
+def _ceiling(**changes: Any):
     profile = StepProfile.model_validate(
         {
             "schema_version": 1, "engine": {"name": "test", "version": "1"},
@@ -40,6 +50,7 @@ def ceiling():
             ],
             "source": "made up for a test",
         }
+        | changes
     )  # fmt: skip
     return measure_ceiling(profile, Peaks("d", PeakRates.model_validate(RATES)), tau_best=4.5)
 
@@ -71,6 +82,30 @@ def test_class_rows_account_for_the_whole_step(ceiling):
     shares = [row[-1] for row in adapters.class_rows(ceiling)]
     assert shares == ["50.0 %", "8.3 %", "25.0 %", "16.7 %"]
     assert {len(row) for row in adapters.class_rows(ceiling)} == {len(adapters.CLASS_COLUMNS)}
+
+
+def test_a_negative_overhead_is_no_part_of_the_step_but_a_note(noisy_ceiling):
+    names = [row[0] for row in adapters.class_rows(noisy_ceiling)]
+    assert names == ["target_gemm", "rest", "gaps in the profile"]
+    assert not any("-" in cell for row in adapters.class_rows(noisy_ceiling) for cell in row[1:])
+    factors, _ = adapters.ceiling_tables(noisy_ceiling)
+    assert factors.note.startswith("The overhead factor is below 1: the profiled steps ran 25.0 %")
+    assert factors.rows[2] == (
+        "overhead (step / profile)", "0.800×",
+        "8.00 ms plain, 10.0 ms profiled: noise, no overhead seen",
+    )  # fmt: skip
+
+
+def test_an_overhead_above_one_needs_no_note(ceiling):
+    factors, classes = adapters.ceiling_tables(ceiling)
+    assert factors.note == ""
+    assert factors.rows[2][2] == "12.0 ms → 10.0 ms"
+    assert classes.rows[-1][0] == "outside the profile"
+
+
+def test_leading_text_names_the_largest_factor(ceiling):
+    assert adapters.leading_text(ceiling) == "kernels lead with 2.50×"
+    assert adapters.factor_rows(ceiling)[-1][2] == "kernel time above the floors leads"
 
 
 def _row(policy: str, nodes: int | None, tau: float, *, bounds: bool = True) -> ReplayRow:
@@ -119,8 +154,10 @@ def _forced(rate: float, unexplained: int, verdict: str) -> Any:
         verdict=verdict,
         system=RateSummary(10, 1000, int(1000 * rate), rate, rate - 0.001, rate + 0.001),
         stock=RateSummary(10, 2000, 14, 0.007, 0.006, 0.008),
-        rate=SimpleNamespace(paper=SimpleNamespace(margin=0.005)),
-        events=SimpleNamespace(system=tally, stock=SimpleNamespace(n_unexplained=2)),
+        rate=SimpleNamespace(paper=SimpleNamespace(margin=0.005), rejects=verdict == "reject"),
+        events=SimpleNamespace(
+            system=tally, stock=SimpleNamespace(n_unexplained=2), rejects=unexplained > 100
+        ),
     )
 
 
@@ -133,6 +170,7 @@ def test_mismatch_bars_show_stock_once_and_its_limit():
     ]  # fmt: skip
     assert data.limit_rate == pytest.approx(0.012)
     assert data.bars[0].tokens == 2000
+    assert [bar.rejected_by for bar in data.bars] == ["", "", "rate rule and the event rule"]
 
 
 def test_invalid_token_forcing_has_no_bars():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 import subprocess
 import sys
@@ -163,6 +165,18 @@ def test_waterfall_names_a_class_that_beats_its_floor(drawn):
     assert "+0.200" in texts or "+0.20" in texts
 
 
+def test_waterfall_does_not_take_noise_for_a_part_of_the_step(cases):
+    data = dataclasses.replace(cases["step_waterfall"][1], t_step_s=0.0095)
+    bars = step_waterfall._bars(data)
+    assert bars[1].label == "slower while profiled"
+    assert bars[1].length_s == pytest.approx(-0.0005)
+    assert bars[0].length_s - sum(bar.length_s for bar in bars[1:-1]) == pytest.approx(0.005)
+    figure = step_waterfall.draw(data)
+    assert "outside the profile" not in {row[0] for row in figure.rows}
+    assert not any(row[1].startswith("-") for row in figure.rows)
+    assert "ran 5.3 % slower than the plain ones" in figure.caption
+
+
 def test_waterfall_title_gives_both_times(cases):
     assert step_waterfall.finding(cases["step_waterfall"][1]) == (
         "A step takes 12.0 ms; at its floors it would take 5.00 ms (a factor of 2.40)"
@@ -177,6 +191,16 @@ def test_factors_title_names_the_leader(cases):
     without = dataclasses.replace(data, tau=None)
     assert "step-cost ceiling is 1.40×" in ceiling_factors.finding(without)
     assert len(ceiling_factors.draw(without).rows) == 3
+
+
+def test_factors_say_whose_ceiling_and_why_overhead_can_fall_below_one(cases):
+    data = dataclasses.replace(
+        cases["ceiling_factors"][1], tau=1.1, kernel=1.1, overhead=1.5, system="stock"
+    )
+    assert ceiling_factors.finding(data).endswith("× stock; overhead leads with 1.50×")
+    assert "below 1" not in ceiling_factors.draw(data).caption
+    noisy = ceiling_factors.draw(dataclasses.replace(data, overhead=0.98))
+    assert "no overhead to win" in noisy.caption
 
 
 def test_factors_below_one_are_drawn(cases):
@@ -210,6 +234,34 @@ def test_forest_title_uses_the_rules_own_bound_where_given(cases):
     assert "stroke" not in forest.draw(dataclasses.replace(data, lower_bound=None)).caption
 
 
+def test_forest_title_ends_with_what_else_decides(cases):
+    data = dataclasses.replace(cases["forest"][1], remark="token forcing rejects it")
+    assert forest.finding(data).endswith("promotion bound of 1.012; token forcing rejects it")
+
+
+def test_forest_axis_is_not_set_by_one_wild_interval(cases):
+    data = cases["forest"][1]
+    wild = forest.GainRow("few", 1.2, 0.02, 80.0, 2)
+    changed = dataclasses.replace(data, rows=(*data.rows, wild))
+    low, high = forest._view(changed)
+    assert low < 1.0
+    assert 1.30 < high < 2.0
+    assert all(low < v < high for v in (data.overall.low, data.overall.high, data.bound))
+    figure = forest.draw(changed)
+    assert "An arrow marks" in figure.caption
+    assert any("[0.020, 80.000]" in text for text in _texts(figure.svg))
+    assert "An arrow marks" not in forest.draw(data).caption
+
+
+@pytest.mark.parametrize("view", [(0.98, 1.05), (0.7, 1.9), (0.27, 3.1), (0.05, 20.0)])
+def test_forest_ticks_hold_one_and_have_room(view):
+    ticks = forest._ticks(*view)
+    assert 1.0 in ticks
+    assert len(ticks) >= 3
+    gaps = [math.log(b / a) / math.log(view[1] / view[0]) for a, b in itertools.pairwise(ticks)]
+    assert min(gaps) >= 0.11 - 1e-9
+
+
 def test_forest_marks_a_missing_interval(drawn):
     assert ("code", "1.3000", "–", "–", "1") in drawn["forest"].rows
 
@@ -219,7 +271,16 @@ def test_mismatch_titles_for_one_and_for_many(cases, drawn):
     assert drawn["mismatch_bars"].title == "Token forcing of 2 systems: 1 accept, 1 reject"
     one = dataclasses.replace(data, bars=data.bars[:2])
     assert mismatch_bars.finding(one) == (
-        "Tuned: accept, with mismatches on 0.73 % of tokens (limit 1.22 %) and 1 unexplained events"
+        "Tuned: accept, with mismatches on 0.73 % of tokens (limit 1.22 %) and 1 unexplained event"
+    )
+
+
+def test_mismatch_title_of_a_reject_names_the_rules(cases):
+    data = cases["mismatch_bars"][1]
+    faulty = dataclasses.replace(data.bars[2], rejected_by="rate rule and the event rule")
+    assert mismatch_bars.finding(dataclasses.replace(data, bars=(data.bars[0], faulty))) == (
+        "Faulty: reject by the rate rule and the event rule, with mismatches on 2.00 % of tokens "
+        "(limit 1.22 %) and 192 unexplained events"
     )
 
 
@@ -238,14 +299,27 @@ def test_mismatch_of_zero_everywhere_is_drawn(cases):
 def test_speedup_labels_what_is_projected_and_extrapolated(drawn):
     figure = drawn["speedup_curve"]
     assert figure.title == (
-        "On this machine 16 nodes are best (1.80× AR); "
-        "on H200 16 nodes would be best (1.80× AR, projected and extrapolated)"
+        "On this machine 16 nodes are best, 1.80× plain decoding against stock's 1.40×; "
+        "on H200 16 nodes would be best, 1.80× plain decoding against stock's 1.40× "
+        "(projected, extrapolated step time)"
     )
     assert figure.basis == "measured and projected"
     texts = _texts(figure.svg)
     assert "this machine: measured" in texts
     assert "H200: projected" in texts
     assert {row[-1] for row in figure.rows} == {"recorded", "extrapolated"}
+    assert "recorded step time" in texts
+    assert "extrapolated step time" in texts
+    assert "interpolated step time" not in texts
+
+
+def test_speedup_says_when_no_tree_beats_stock(cases):
+    data = cases["speedup_curve"][1]
+    stock = dataclasses.replace(data.panels[0].stock, speedup=1.9)
+    panel = dataclasses.replace(data.panels[0], stock=stock)
+    assert speedup_curve.finding(dataclasses.replace(data, panels=(panel,))) == (
+        "On this machine no tree beats stock's 1.90× plain decoding: 1.80× at 16 nodes"
+    )
 
 
 def test_speedup_with_one_panel_states_its_basis(cases):
@@ -271,3 +345,14 @@ def test_labels_are_spread_in_order_and_inside(positions, expected):
 @pytest.mark.parametrize(("largest", "digits"), [(123.4, 1), (12.3, 2), (1.2, 3), (0.01, 4)])
 def test_decimals_keep_four_digits_of_the_largest(largest, digits):
     assert base.decimals(largest) == digits
+
+
+def test_labels_that_fit_keep_their_precedence():
+    assert base.apart([2.0, 3.0, 3.4, 4.0], 0.5, first=[3.4]) == [2.0, 3.4, 4.0]
+
+
+def test_long_row_labels_are_wrapped_and_cut():
+    label = base.row_label("a benchmark with a name of more words than fit a row of the plot (8)")
+    assert [len(line) <= 26 for line in label.split("\n")] == [True, True]
+    assert label.endswith("…")
+    assert base.label_room([label]) < 2.6

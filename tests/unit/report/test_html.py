@@ -95,7 +95,7 @@ def test_text_is_escaped_and_backticks_become_code(make_report):
 def test_every_figure_has_the_table_of_its_numbers(make_report):
     page = _Page(render_report(make_report()))
     assert page.tags.count("figure") == 6
-    assert page.tags.count("details") == 6
+    assert page.tags.count("details") == 7
     assert page.tags.count("table") == 7
 
 
@@ -145,9 +145,63 @@ def test_columns_of_numbers_are_aligned_right(make_report):
         (("a", "1.2", "3.40 ms", "x"), ("b", "–", "0 ns", "7")),
     )  # fmt: skip
     text = render_report(make_report(numbers=(table,), figures=()))
-    headings = re.findall(r'<th scope="col"( class="num")?>(\w+)</th>', text)
-    assert headings == [("", "name"), (' class="num"', "ratio"), (' class="num"', "time"),
-                        ("", "word")]  # fmt: skip
+    headings = re.findall(r'<th scope="col" class="(\w+)">(\w+)</th>', text)
+    assert headings == [("text", "name"), ("num", "ratio"), ("num", "time"), ("text", "word")]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (("[1.026, 1.343]", "[0.194, 9.176]"), "num"),
+        (("1.53 → 1.82", "– → 2.00"), "num"),
+        (("0.000 % – 0.190 %", "–"), "num"),
+        (("lower +2.13 points", "p = 0.5"), "text"),
+        (("+2.13 points", "−0.50 points"), "num"),
+        (("a short text", "7"), "text"),
+        (("a text so long that it may take a second line of its row", "7"), "long"),
+    ],
+)
+def test_intervals_and_pairs_count_as_numbers_and_only_long_texts_wrap(make_report, cells, kind):
+    table = ReportTable("t", ("name", "it"), tuple(("row", cell) for cell in cells))
+    text = render_report(make_report(numbers=(table,), figures=()))
+    assert f'<th scope="col" class="{kind}">it</th>' in text
+
+
+def test_backticks_are_code_in_titles_headings_and_cells(make_report):
+    table = ReportTable("over `ar` <b>", ("the `x`", "it"), (("`recurrent`", "plain"),))
+    text = render_report(make_report(numbers=(table,), figures=()))
+    body = text.split("<header>")[1].split("<script")[0]
+    assert "<h3>over <code>ar</code> &lt;b&gt;</h3>" in body
+    assert "the <code>x</code></th>" in body
+    assert "<code>recurrent</code></th>" in body
+    assert "`" not in body.replace('aria-label="over `ar` &lt;b&gt;"', "")
+
+
+def test_wide_tables_scroll_with_a_hint_and_others_have_none(make_report):
+    def page(n_columns: int) -> str:
+        cells = tuple(f"c{i}" for i in range(n_columns))
+        return render_report(make_report(numbers=(ReportTable("t", cells, (cells,)),), figures=()))
+
+    assert '<p class="hint' not in page(4)
+    assert '<p class="hint middle"' in page(6)
+    assert '<p class="hint wide"' in page(7)
+    assert 'class="scroll" tabindex="0"' in page(7)
+
+
+def test_alerts_stand_above_the_title_and_reasons_under_the_verdict(make_report):
+    verdict = Verdict("reject", "no", "Not lossless.", ("rate rule: `x`", "event rule"))
+    text = render_report(make_report(alerts=("deliberate fault",), verdict=verdict))
+    alert, title = text.index('<div class="alert"'), text.index("<h1>")
+    assert alert < title < text.index('id="verdict"')
+    block = text.split('id="verdict"')[1].split("</section>")[0]
+    assert "<li>rate rule: <code>x</code></li><li>event rule</li>" in re.sub(r"\s*\n\s*", "", block)
+    assert "<title>reject: Recipe &lt;demo-cpu&gt;</title>" in text
+
+
+def test_a_page_without_verdict_keeps_its_plain_title(make_report):
+    text = render_report(make_report(verdict=Verdict("kernels lead", "none", "Next.")))
+    assert "<title>Recipe &lt;demo-cpu&gt;</title>" in text
+    assert 'class="alert"' not in text
 
 
 def test_parts_without_content_leave_no_heading(make_report):
