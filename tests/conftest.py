@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,77 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def repo() -> Path:
     """The repository's root folder."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def make_recipe(repo: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`make_recipe(new_tokens=, timed=, nodes=, budgets=)`: a small recipe on the demo pair.
+
+    A folder of its own with copies of the models, so that a process on it can be told by its
+    command line, and so that a test may damage them. Four kinds of prompts, one dev prompt each.
+    """
+    demo = repo / "recipes/demo-cpu"
+
+    def prompts(split: str, count: int, new_tokens: int) -> str:
+        lines = (demo / "prompts" / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        kinds = ("code", "prose", "records", "stories")
+        chosen = [row for k in kinds for row in [r for r in rows if r["benchmark"] == k][:count]]
+        return "".join(json.dumps({**r, "max_new_tokens": new_tokens}) + "\n" for r in chosen)
+
+    def make(
+        *, new_tokens: int = 64, timed: int = 2, nodes: str = "auto", budgets: str = "[8, 16]"
+    ) -> Path:
+        folder = tmp_path / "recipe"
+        folder.mkdir()
+        for model in ("target", "drafter"):
+            shutil.copytree(demo / model, folder / model)
+        (folder / "dev.jsonl").write_text(prompts("dev", 1, new_tokens), encoding="utf-8")
+        (folder / "unseen.jsonl").write_text(
+            prompts("unseen", timed + 1, new_tokens), encoding="utf-8"
+        )
+        text = _SMALL_RECIPE.format(
+            timed=timed, nodes=nodes, budgets=budgets, split=new_tokens // 2
+        )
+        (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+        return folder
+
+    return make
+
+
+_SMALL_RECIPE = """\
+schema_version: 1
+name: small
+title: Demo pair, few prompts
+engine: reference
+models:
+  target: target
+  drafter: drafter
+prompts:
+  dev: dev.jsonl
+  unseen: unseen.jsonl
+regime:
+  requests: 1
+stock:
+  block: 8
+mechanisms:
+  - mechanism: w12
+  - mechanism: best-first-tree
+    block: 16
+    nodes: {nodes}
+    budgets: {budgets}
+recording:
+  prompts_per_benchmark: 1
+  timed_steps: 4
+  timed_blocks: 2
+gates:
+  paired_bench:
+    prompts_per_benchmark: {timed}
+    aa_prompts_per_benchmark: 2
+    warmup: 1
+  token_force:
+    split_position: {split}
+    audit_limit: 20
+    probe_offsets: [0]
+projection: h200-qwen3.8-27b-dflash2-bf16
+"""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.io.yaml_file import read_yaml_model
 from specpilot_cli.paths import bundled
 from specpilot_cli.schema.prompts import Prompt
-from specpilot_cli.schema.recipe import Recipe
+from specpilot_cli.schema.recipe import Recipe, RecipeHead
 
 RECIPE_FILE = "recipe.yaml"
 
@@ -34,21 +33,25 @@ def recipe_names() -> list[str]:
 
 
 def find_recipe(name: str) -> Path:
-    """`recipe.yaml` of a bundled name, or of a path that the user gave.
+    """The recipe file of a bundled name, or of a path that the user gave.
 
-    Anything with a path separator or a YAML suffix is a path. Raises `InputError` with the
-    nearest name.
+    Anything with a path separator or a YAML suffix is a path, to the file or to its folder.
+    Raises `InputError` with the nearest name.
     """
     given = Path(name)
-    if given.suffix in {".yaml", ".yml"} or len(given.parts) > 1:
+    if given.suffix in {".yaml", ".yml"} or len(given.parts) != 1 or "/" in name:
         path = given / RECIPE_FILE if given.is_dir() else given
         if not path.is_file():
-            raise InputError(f"no recipe at `{name}`", hint="give a folder with recipe.yaml in it")
+            raise InputError(
+                f"no recipe at `{name}`", hint=f"give a recipe file, or a folder with {RECIPE_FILE}"
+            )
         return path.resolve()
     known = recipe_names()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         guess = f"did you mean `{near[0]}`? " if near else ""
+        if (given / RECIPE_FILE).is_file():
+            guess = f"did you mean the folder `./{name}`? "
         raise InputError(
             f"unknown recipe `{name}`", hint=f"{guess}bundled recipes: {', '.join(known)}"
         )
@@ -56,16 +59,24 @@ def find_recipe(name: str) -> Path:
 
 
 def load_recipe(name: str) -> LoadedRecipe:
-    """Read a recipe and check that every file it names is there."""
+    """Read a recipe and check that every file it names is there.
+
+    Raises `InputError` with `file:line` for a bad recipe, and for one that this version cannot
+    apply.
+    """
     path = find_recipe(name)
+    read_yaml_model(path, RecipeHead)
     recipe = read_yaml_model(path, Recipe)
-    folder = path.parent
 
     def existing(relative: str, key: str, *, is_folder: bool) -> Path:
-        found = (folder / relative).resolve()
+        found = (path.parent / relative).resolve()
         if not (found.is_dir() if is_folder else found.is_file()):
             kind = "folder" if is_folder else "file"
-            raise InputError(f"missing {kind}: {found}", where=f"{path}: {key}")
+            raise InputError(
+                f"missing {kind}: `{found}`",
+                where=f"{path}: {key}",
+                hint="paths in a recipe are relative to the recipe's own folder",
+            )
         return found
 
     return LoadedRecipe(
@@ -78,11 +89,11 @@ def load_recipe(name: str) -> LoadedRecipe:
     )
 
 
-def take_per_benchmark(path: Path, count: int) -> list[Prompt]:
+def take_per_benchmark(prompts: list[Prompt], count: int) -> list[Prompt]:
     """The first `count` prompts of every benchmark, in file order."""
     taken: dict[str, int] = {}
     chosen = []
-    for prompt in read_prompts(path):
+    for prompt in prompts:
         taken[prompt.benchmark] = taken.get(prompt.benchmark, 0) + 1
         if taken[prompt.benchmark] <= count:
             chosen.append(prompt)

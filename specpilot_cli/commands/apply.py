@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +13,10 @@ import typer
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
+    from specpilot_cli.apply.preflight import CheckedRecipe
     from specpilot_cli.apply.recipes import LoadedRecipe
-    from specpilot_cli.apply.run import ApplySettings, RecipeResult
+    from specpilot_cli.apply.run import RecipeResult
+    from specpilot_cli.engines.reference.spec import LogitFault
     from specpilot_cli.schema.result import Envelope
 
 app = typer.Typer(no_args_is_help=True, help="Apply validated mechanisms to a deployment.")
@@ -98,17 +103,14 @@ def recipe(
         return
     loaded = _load(name)
     if show:
-        _show(loaded)
+        _show(loaded, as_json=as_json)
         return
-    settings = _settings(limit, port, fault_after, fault_every, fault_bias)
-    folder = out or _default_folder(loaded)
+    checked = _check(loaded, limit, port, _fault(fault_after, fault_every, fault_bias))
     if dry_run:
-        _dry_run(loaded, folder, settings, as_json=as_json)
+        _dry_run(checked, out, as_json=as_json)
         return
-    result = _run(loaded, folder, settings, quiet=quiet, verbose=verbose)
-    options.finish(
-        _write(result), as_json=as_json, exit_zero=exit_zero, text=lambda: _print(result)
-    )
+    result, envelope = _run(checked, out, quiet=quiet, verbose=verbose)
+    options.finish(envelope, as_json=as_json, exit_zero=exit_zero, text=lambda: _print(result))
 
 
 def _load(name: str | None) -> LoadedRecipe:
@@ -120,36 +122,56 @@ def _load(name: str | None) -> LoadedRecipe:
     return load_recipe(name)
 
 
-def _settings(
-    limit: int | None, port: int | None, after: int | None, every: int, bias: float
-) -> ApplySettings:
-    from specpilot_cli.apply.run import ApplySettings
+def _fault(after: int | None, every: int, bias: float) -> LogitFault | None:
     from specpilot_cli.engines.reference.spec import LogitFault
 
-    fault = None if after is None else LogitFault(after, every, bias)
-    return ApplySettings(prompts_per_benchmark=limit, first_port=port, fault=fault)
+    return None if after is None else LogitFault(after, every, bias)
 
 
-def _default_folder(loaded: LoadedRecipe) -> Path:
-    from datetime import UTC, datetime
+def _check(
+    loaded: LoadedRecipe, limit: int | None, port: int | None, fault: LogitFault | None
+) -> CheckedRecipe:
+    from specpilot_cli.apply.preflight import ApplySettings, check_recipe
 
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return Path("specpilot-runs") / f"{loaded.recipe.name}-{stamp}"
+    return check_recipe(loaded, ApplySettings(limit, port, fault))
 
 
 def _run(
-    loaded: LoadedRecipe, folder: Path, settings: ApplySettings, *, quiet: bool, verbose: int
-) -> RecipeResult:
+    checked: CheckedRecipe, out: Path | None, *, quiet: bool, verbose: int
+) -> tuple[RecipeResult, Envelope]:
+    from specpilot_cli.apply.folder import run_folder
     from specpilot_cli.apply.run import apply_recipe
     from specpilot_cli.ui import ConsoleReporter
 
-    with ConsoleReporter(quiet, verbose) as reporter:
-        return apply_recipe(loaded, folder, settings=settings, reporter=reporter)
+    with (
+        ConsoleReporter(quiet, verbose) as reporter,
+        _terminated_as_interrupted(),
+        run_folder(out, checked.loaded.recipe.name, reporter) as folder,
+    ):
+        result = apply_recipe(checked, folder, reporter=reporter)
+        return result, _write(result)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM stop the run as Ctrl-C does: servers down, the reader told, exit code 130."""
+
+    def interrupt(*_: object) -> None:
+        # an event loop takes SIGINT in its own way, where SIGINT is not ignored (`command &`)
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL, None):
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _write(result: RecipeResult) -> Envelope:
     """Report first, result last: a folder with a result is complete."""
-    from specpilot_cli.apply.run import REPORT_FILE, RESULT_FILE
+    from specpilot_cli.apply.folder import REPORT_FILE, RESULT_FILE
     from specpilot_cli.io.atomic import atomic_write_text
     from specpilot_cli.report.json_out import build_envelope, render_json
     from specpilot_cli.report.recipe_page import render_recipe_page
@@ -168,10 +190,10 @@ def _write(result: RecipeResult) -> Envelope:
 
 
 def _print(result: RecipeResult) -> None:
-    from specpilot_cli.apply.run import REPORT_FILE
+    from specpilot_cli.apply.folder import REPORT_FILE
     from specpilot_cli.report.recipe_text import print_recipe
 
-    print_recipe(result, str((result.folder / REPORT_FILE).resolve()))
+    print_recipe(result, str(result.folder / REPORT_FILE))
 
 
 def _list(*, as_json: bool) -> None:
@@ -179,33 +201,41 @@ def _list(*, as_json: bool) -> None:
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
 
-    recipes = [load_recipe(name).recipe for name in recipe_names()]
-    rows = [(r.name, r.title, ", ".join(m.mechanism for m in r.mechanisms)) for r in recipes]
-    envelope = build_envelope(
-        "apply recipe",
-        {"recipes": [{"name": n, "title": t, "mechanisms": m.split(", ")} for n, t, m in rows]},
-    )
+    known = [load_recipe(name).recipe for name in recipe_names()]
+    rows = [(r.name, r.title, [m.mechanism for m in r.mechanisms]) for r in known]
     options.emit(
-        envelope,
+        build_envelope(
+            "apply recipe",
+            {"recipes": [{"name": n, "title": t, "mechanisms": m} for n, t, m in rows]},
+        ),
         as_json=as_json,
-        text=lambda: print_table(["recipe", "deployment", "mechanisms"], rows),
+        text=lambda: print_table(
+            ["recipe", "deployment", "mechanisms"], [(n, t, ", ".join(m)) for n, t, m in rows]
+        ),
     )
 
 
-def _show(loaded: LoadedRecipe) -> None:
+def _show(loaded: LoadedRecipe, *, as_json: bool) -> None:
+    from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_line
 
-    print_line(loaded.path.read_text(encoding="utf-8").rstrip())
-
-
-def _dry_run(loaded: LoadedRecipe, folder: Path, settings: ApplySettings, *, as_json: bool) -> None:
-    from specpilot_cli.apply.run import describe_plan
-    from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.report.tables import print_pairs
-
-    plan = describe_plan(loaded, folder, settings)
+    text = loaded.path.read_text(encoding="utf-8").rstrip()
     options.emit(
-        build_envelope("apply recipe", {"dry_run": True, **plan}, inputs=[loaded.path]),
+        build_envelope("apply recipe", {"recipe": loaded.recipe}, inputs=[loaded.path]),
         as_json=as_json,
-        text=lambda: print_pairs(list(plan.items()), title=f"would run {loaded.recipe.name}"),
+        text=lambda: print_line(text),
+    )
+
+
+def _dry_run(checked: CheckedRecipe, out: Path | None, *, as_json: bool) -> None:
+    from specpilot_cli.apply.dry_run import plan_run
+    from specpilot_cli.apply.folder import default_folder
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.recipe_text import print_plan
+
+    plan = plan_run(checked, (out or default_folder(checked.loaded.recipe.name)).absolute())
+    options.emit(
+        build_envelope("apply recipe", {"dry_run": plan}, inputs=[checked.loaded.path]),
+        as_json=as_json,
+        text=lambda: print_plan(plan),
     )

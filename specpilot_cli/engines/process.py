@@ -71,6 +71,15 @@ class ServerProcess:
         """Whether the server's process is alive."""
         return self._process is not None and self._process.poll() is None
 
+    def owns(self, pid: int) -> bool:
+        """Whether process `pid` is this server or one of its children: they share a session."""
+        if self._process is None:
+            return False
+        try:
+            return os.getsid(pid) == self._process.pid
+        except (ProcessLookupError, PermissionError, OverflowError):
+            return False
+
     def __enter__(self) -> Self:
         check_port_free(self.port, host=self.host)
         try:

@@ -15,6 +15,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 
 _MAX_LISTED = 5
+_TAG_PROBLEMS = ("union_tag_invalid", "union_tag_not_found")
 
 
 def validate(data: object, model: type[Model], where: Callable[[Location], str]) -> Model:
@@ -25,17 +26,34 @@ def validate(data: object, model: type[Model], where: Callable[[Location], str])
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
+        problems = error.errors(include_url=False, include_input=False)
         # A typo shows as an unknown and a missing key; the line to look at is the unknown one's.
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-        lines = [_sentence(problem) for problem in problems[:_MAX_LISTED]]
+        places = [_place(problem, data) for problem in problems]
+        lines = [_sentence(*pair) for pair in zip(problems, places, strict=True)][:_MAX_LISTED]
         if len(problems) > _MAX_LISTED:
             lines.append(f"and {len(problems) - _MAX_LISTED} more")
         hints = [hint for problem in problems if (hint := _hint(problem, model))]
-        first = tuple(problems[0]["loc"])
         raise InputError(
-            "; ".join(lines), where=where(first), hint=hints[0] if hints else None
+            "; ".join(lines), where=where(places[0]), hint=hints[0] if hints else None
         ) from None
+
+
+def _place(problem: ErrorDetails, data: object) -> Location:
+    """Where in the document the problem is: pydantic's location without the names of unions."""
+    place: list[int | str] = []
+    last = len(problem["loc"]) - 1
+    current: Any = data
+    for index, part in enumerate(problem["loc"]):
+        in_object = isinstance(current, dict) and part in current
+        if in_object or (isinstance(current, list) and part in range(len(current))):
+            place.append(part)
+            current = current[part]
+        elif index == last and problem["type"] == "missing":
+            place.append(part)
+    if problem["type"] in _TAG_PROBLEMS:
+        place.append(problem["ctx"]["discriminator"].strip("'"))
+    return tuple(place)
 
 
 def key_path(location: Location) -> str:
@@ -46,26 +64,39 @@ def key_path(location: Location) -> str:
     return path
 
 
-def _sentence(problem: ErrorDetails) -> str:
-    location, kind = tuple(problem["loc"]), problem["type"]
+def _sentence(problem: ErrorDetails, place: Location) -> str:
+    kind = problem["type"]
     if kind == "extra_forbidden":
-        return f"unknown key `{key_path(location)}`"
-    if kind == "missing":
-        return f"missing key `{key_path(location)}`"
-    text = problem["msg"].removeprefix("Value error, ")
+        return f"unknown key `{key_path(place)}`"
+    if kind in ("missing", "union_tag_not_found"):
+        return f"missing key `{key_path(place)}`"
+    if kind == "union_tag_invalid":
+        return f"unknown {place[-1]} `{problem['ctx']['tag']}` at `{key_path(place[:-1])}`"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        text = "expected keys with values"
+    else:
+        text = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
-    return f"`{key_path(location)}`: {text}" if location else text
+    return f"`{key_path(place)}`: {text}" if place else text
 
 
 def _hint(problem: ErrorDetails, model: type[BaseModel]) -> str | None:
+    if problem["type"] == "union_tag_invalid":
+        known = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
+        return _nearest(problem["ctx"]["tag"], known, "known")
     if problem["type"] != "extra_forbidden":
         return None
     *parent, key = problem["loc"]
-    known = _known_keys(model.model_json_schema(), tuple(parent))
-    close = difflib.get_close_matches(str(key), known, n=1)
+    return _nearest(
+        str(key), _known_keys(model.model_json_schema(), tuple(parent)), "known keys here"
+    )
+
+
+def _nearest(name: str, known: list[str], label: str) -> str | None:
+    close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"did you mean `{close[0]}`?"
-    return f"known keys here: {', '.join(f'`{k}`' for k in known)}" if known else None
+    return f"{label}: {', '.join(f'`{k}`' for k in known)}" if known else None
 
 
 def _known_keys(schema: dict[str, Any], location: Location) -> list[str]:

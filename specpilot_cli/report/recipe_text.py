@@ -1,20 +1,24 @@
-"""A finished recipe run as JSON results and as the closing lines in a terminal."""
+"""A recipe run as JSON results and in a terminal: before it starts, and when it is finished."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from specpilot_cli.apply.dry_run import PlannedRun
 from specpilot_cli.apply.measure import Projection
 from specpilot_cli.apply.run import RecipeResult, RecipeVerdict
 from specpilot_cli.apply.serving import SystemPlan
 from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.convert_w12.inspect import totals
-from specpilot_cli.paired_bench.types import ArSpeedup
+from specpilot_cli.engines.reference.spec import LogitFault
+from specpilot_cli.paired_bench.types import BASELINE, CANDIDATE, ArSpeedup
 from specpilot_cli.replay.document import row_document
 from specpilot_cli.report.adapters import SPEEDUP_COLUMNS, factor_rows, speedup_rows
 from specpilot_cli.report.json_out import plain
 from specpilot_cli.report.paired_bench_tables import benchmark_table, interval_text
-from specpilot_cli.report.tables import print_line, print_table
+from specpilot_cli.report.recipe_words import fault_text, system_names
+from specpilot_cli.report.tables import print_line, print_pairs, print_table
 from specpilot_cli.report.w12 import totals_object
 
 _SENTENCES: dict[RecipeVerdict, str] = {
@@ -42,6 +46,8 @@ def recipe_results(result: RecipeResult) -> dict[str, Any]:
         "recipe": recipe.name,
         "title": recipe.title,
         "folder": str(result.folder),
+        "phases_s": dict(result.phases_s),
+        "wall_s": sum(result.phases_s.values()),
         "reasons": list(result.reasons),
         "fault": None if result.settings.fault is None else result.settings.fault.describe(),
         "w12": None
@@ -82,7 +88,7 @@ def print_recipe(result: RecipeResult, report: str) -> None:
         title="Tokens per step and step time: stock chain first, then best-first trees",
     )
     if summary.gain is not None:
-        table = benchmark_table(summary)
+        table = benchmark_table(summary, names=system_names(result))
         print_table(list(table.columns), list(table.rows), title=table.title)
     for line in closing_lines(result):
         print_line(line)
@@ -90,34 +96,53 @@ def print_recipe(result: RecipeResult, report: str) -> None:
 
 
 def closing_lines(result: RecipeResult) -> list[str]:
-    """What a reader must see last: budget, gain, losslessness, projection, verdict."""
-    measured, summary = result.measured, result.bench.summary
-    chosen = measured.chosen
-    lines = [f"tree: {chosen.n_nodes} nodes, {chosen.rows} rows, largest τ / c of the run"]
-    if summary.gain is not None:
-        gain = f"gain over stock: {summary.gain.gain_ratio:.4f}× {interval_text(summary.gain)}"
-        if summary.decision is not None:
-            gain += f", bound {summary.decision.bound_ratio:.4f}×"
-        if summary.noise is not None and summary.noise.provisional:
-            gain += f" ({len(summary.noise.sessions)} A/A comparison only: provisional)"
-        lines.append(gain)
-    for system, label in (("candidate", "tuned"), ("baseline", "stock")):
+    """What a reader must see last: fault, budget, losslessness, gain, verdict."""
+    chosen, names = result.measured.chosen, system_names(result)
+    auto = result.checked.tree.nodes == "auto"
+    lines = [] if result.settings.fault is None else [fault_line(result.settings.fault)]
+    lines.append(
+        f"tree: {chosen.n_nodes} nodes, {chosen.rows} rows, "
+        f"{'largest τ / c of the run' if auto else 'fixed by the recipe'}"
+    )
+    if result.measured.projection is not None:
+        lines.append(projection_line(result.measured.projection))
+    for system in (CANDIDATE, BASELINE):
         found = over_ar(result, system)
         if found is not None:
             lines.append(
-                f"{label} over plain decoding: {found.overall.gain_ratio:.3f}× "
+                f"{names.of(system)} over plain decoding: {found.overall.gain_ratio:.3f}× "
                 f"{interval_text(found.overall)}"
             )
-    if measured.projection is not None:
-        lines.append(projection_line(measured.projection))
     if result.audit is not None:
         lines.append(
             f"token forcing: {result.audit.verdict}, mismatches {result.audit.system.rate:.3%} "
             f"(stock {result.audit.stock.rate:.3%})"
         )
-    lines.extend(f"why: {reason}" for reason in result.reasons if result.verdict != "promote")
+    lines.extend(_gain_line(result))
+    if result.verdict != "promote":
+        lines.extend(f"why: {names.in_words(reason)}" for reason in result.reasons)
     lines.append(f"verdict: {result.verdict}, {verdict_sentence(result)}")
     return lines
+
+
+def fault_line(fault: LogitFault) -> str:
+    """That the numbers below are not the mechanism's own."""
+    return f"deliberate fault in the tuned system: {fault_text(fault)}"
+
+
+def _gain_line(result: RecipeResult) -> Iterator[str]:
+    summary = result.bench.summary
+    if summary.gain is None:
+        return
+    line = f"gain over stock: {summary.gain.gain_ratio:.4f}× {interval_text(summary.gain)}"
+    if summary.decision is not None:
+        line += f", bound {summary.decision.bound_ratio:.4f}×"
+    if summary.noise is not None and summary.noise.provisional:
+        n = len(summary.noise.sessions)
+        line += f" ({n} A/A comparison{'s' if n > 1 else ''} only: provisional)"
+    if result.verdict == "reject":
+        line += ", not claimed: rejected"
+    yield line
 
 
 def projection_line(projection: Projection) -> str:
@@ -154,9 +179,23 @@ def _projection(projection: Projection) -> dict[str, Any]:
 
 
 def _system(plan: SystemPlan) -> dict[str, Any]:
-    return {
-        "name": plan.name,
-        "label": plan.label,
-        "weight_format": plan.weight_format,
-        **plan.spec.describe(),
-    }
+    return {"name": plan.name, "label": plan.label, **plan.describe()}
+
+
+def print_plan(plan: PlannedRun) -> None:
+    """What a run would do, one fact a line."""
+    budgets = ", ".join(str(n) for n in plan.node_budgets)
+    pairs: list[tuple[str, object]] = [
+        ("folder", plan.folder),
+        ("target", plan.target),
+        ("drafter", plan.drafter),
+        ("mechanisms", ", ".join(plan.mechanisms)),
+        ("nodes", f"best of {budgets}" if plan.nodes is None else plan.nodes),
+        ("dev prompts", plan.n_dev_prompts),
+        ("unseen prompts", f"{plan.n_timed_prompts}, {plan.runs} runs"),
+        ("A/A sessions", plan.aa_sessions),
+        *((f"server {server.name}", server.command) for server in plan.servers),
+    ]
+    print_pairs(pairs, title=f"would run {plan.recipe}")
+    if plan.fault is not None:
+        print_line(fault_line(plan.fault))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
 from specpilot_cli.schema.base import FileModel
 
@@ -57,6 +57,12 @@ class TreeMechanism(FileModel):
     nodes: Nodes | Literal["auto"] = "auto"
     budgets: Annotated[tuple[Nodes, ...], Field(min_length=1)] = (8, 16, 32, 63)
 
+    @property
+    def measured_nodes(self) -> tuple[int, ...]:
+        """Every node budget that is replayed and timed, rising; a fixed one among them."""
+        fixed = () if self.nodes == "auto" else (self.nodes,)
+        return tuple(sorted({*self.budgets, *fixed}))
+
 
 Mechanism = Annotated[W12Mechanism | TreeMechanism, Field(discriminator="mechanism")]
 
@@ -70,10 +76,10 @@ class RecordingPlan(FileModel):
 
 
 class PairedBenchGate(FileModel):
-    """Sizes of the paired benchmark; see `paired-bench`."""
+    """Sizes of the paired benchmark; see `paired-bench`. An even number of runs swaps orders."""
 
     prompts_per_benchmark: Annotated[int, Field(ge=2)]
-    runs: Annotated[int, Field(ge=2)] = 2
+    runs: Annotated[int, Field(ge=2, multiple_of=2)] = 2
     aa_sessions: Annotated[int, Field(ge=1)] = 1
     aa_prompts_per_benchmark: Annotated[int, Field(ge=2)] | None = None
     warmup: Annotated[int, Field(ge=1)] = 8
@@ -92,6 +98,34 @@ class RecipeGates(FileModel):
 
     paired_bench: PairedBenchGate
     token_force: TokenForceGate = TokenForceGate()
+
+
+class RecipeHead(FileModel):
+    """What is read first, so that a recipe for something else is told apart from a wrong one."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    schema_version: int
+    engine: str
+
+    @field_validator("schema_version")
+    @classmethod
+    def _known_version(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError(f"this version of specpilot reads recipes of version 1, not {value}")
+        return value
+
+    @field_validator("engine")
+    @classmethod
+    def _supported_engine(cls, value: str) -> str:
+        if value == "sglang":
+            raise ValueError(
+                "recipes for the engine `sglang` are not supported by this version of specpilot; "
+                "it applies recipes for `reference`"
+            )
+        if value != "reference":
+            raise ValueError(f"unknown engine `{value}`, expected `reference`")
+        return value
 
 
 class Recipe(FileModel):

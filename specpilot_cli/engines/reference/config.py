@@ -145,6 +145,26 @@ class DrafterConfig:
         )
 
 
+def check_pair(target: TargetConfig, drafter: DrafterConfig, drafter_folder: Path) -> None:
+    """Raise `InputError` unless the drafter was made for a target of this shape."""
+    where = str(drafter_folder / CONFIG_NAME)
+    for name in ("vocab_size", "hidden_size"):
+        ours, theirs = getattr(drafter, name), getattr(target, name)
+        if ours != theirs:
+            raise InputError(
+                f"{name} of drafter and target differ: {ours} and {theirs}",
+                where=where,
+                hint="drafter and target must be a pair",
+            )
+    outside = [layer for layer in drafter.target_layer_ids if not 0 <= layer < target.n_layers]
+    if outside:
+        raise InputError(
+            f"the drafter reads target layer {outside[0]}, the target has {target.n_layers} layers",
+            where=where,
+            hint="drafter and target must be a pair",
+        )
+
+
 def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / CONFIG_NAME
     if not path.is_file():

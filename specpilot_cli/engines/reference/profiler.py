@@ -8,7 +8,7 @@ time. The curve interleaves all row counts, so a machine that slows down slows a
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from specpilot_cli.engines.reference.engine import ReferenceEngine
 
 ENGINE = EngineInfo(name="specpilot-reference", version=__version__)
+# Key of the stock chain among interleaved row counts: no tree has no row.
+_CHAIN = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +126,52 @@ def step_time_curve(
     A row count of 1 is plain decoding and is covered by `ar_step_s`. Raises `InputError` without
     a drafter or without a row count above 1.
     """
+    specs = _curve_specs(engine, rows, block)
+    times = _interleaved_times(engine, specs, plan, reporter)
+    return _curve(engine, plan, times, block=block, device=device)
+
+
+def step_times_beside_chain(
+    engine: ReferenceEngine,
+    plan: Plan,
+    rows: Sequence[int],
+    *,
+    block: int,
+    chain_block: int,
+    device: DeviceInfo | None = None,
+    reporter: Reporter = SilentReporter(),
+) -> tuple[StepTimeCurve, float]:
+    """`step_time_curve`, and the seconds of a stock chain's step timed in the same rounds.
+
+    Times from different minutes of a busy machine do not compare; these do.
+    """
+    chain = {_CHAIN: SpecConfig("chain", chain_block)}
+    specs = chain | _curve_specs(engine, rows, block)
+    times = _interleaved_times(engine, specs, plan, reporter)
+    curve = _curve(engine, plan, times, block=block, device=device)
+    return curve, statistics.median(times[_CHAIN])
+
+
+def _curve_specs(engine: ReferenceEngine, rows: Sequence[int], block: int) -> dict[int, SpecConfig]:
+    """Plain decoding under 1, and a tree for every other row count."""
     if engine.drafter is None:
         raise InputError("a step-time curve needs a drafter", hint="give --drafter DIR")
     wanted = sorted({count for count in rows if count > 1})
     if not wanted:
         raise InputError("a step-time curve needs a row count above 1")
-    specs = {1: SpecConfig(mode="ar")} | {
+    return {1: SpecConfig(mode="ar")} | {
         count: SpecConfig(mode="tree", block=block, n_nodes=count - 1) for count in wanted
     }
-    means = _interleaved_means(engine, specs, plan, reporter)
+
+
+def _curve(
+    engine: ReferenceEngine,
+    plan: Plan,
+    times: Mapping[int, Sequence[float]],
+    *,
+    block: int,
+    device: DeviceInfo | None,
+) -> StepTimeCurve:
     return StepTimeCurve(
         schema_version=1,
         name="specpilot-reference-cpu",
@@ -141,36 +180,37 @@ def step_time_curve(
         target=ModelInfo(name=engine.target_path.name, sha256=engine.hashes["target"]),
         drafter=_drafter_info(engine) or ModelInfo(name="drafter"),
         dtype=_dtype(engine),
-        ar_step_s=statistics.median(means[1]),
-        ar_range_s=(min(means[1]), max(means[1])),
+        ar_step_s=statistics.median(times[1]),
+        ar_range_s=(min(times[1]), max(times[1])),
         includes_drafting=True,
         points=tuple(
             StepTimePoint(
                 rows=count,
-                step_s=statistics.median(means[count]),
+                step_s=statistics.median(seconds),
                 draft_block=block,
-                range_s=(min(means[count]), max(means[count])),
+                range_s=(min(seconds), max(seconds)),
             )
-            for count in wanted
+            for count, seconds in times.items()
+            if count > 1
         ),
         source=f"specpilot profile: medians of {plan.repeats} interleaved blocks of {plan.steps} "
         f"steps, {plan.concurrency} requests in flight, best-first trees",
     )
 
 
-def _interleaved_means(
-    engine: ReferenceEngine, specs: dict[int, SpecConfig], plan: Plan, reporter: Reporter
+def _interleaved_times(
+    engine: ReferenceEngine, specs: Mapping[int, SpecConfig], plan: Plan, reporter: Reporter
 ) -> dict[int, list[float]]:
     """Seconds per step of every block, by row count; one block of each in every round."""
     runners = {count: StepRunner(engine, spec, plan) for count, spec in specs.items()}
     for runner in runners.values():
         runner.block(2)
-    means: dict[int, list[float]] = {count: [] for count in specs}
+    times: dict[int, list[float]] = {count: [] for count in specs}
     for repeat in range(plan.repeats):
         for count, runner in runners.items():
-            means[count].append(runner.block(plan.steps).mean_s)
+            times[count].append(runner.block(plan.steps).mean_s)
         reporter.progress("step times", repeat + 1, plan.repeats)
-    return means
+    return times
 
 
 def describe_device(engine: ReferenceEngine) -> DeviceInfo:

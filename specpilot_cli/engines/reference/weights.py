@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig
+from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig, check_pair
 from specpilot_cli.engines.reference.drafter import Drafter
 from specpilot_cli.engines.reference.model import TargetModel
 from specpilot_cli.errors import InputError
@@ -39,14 +39,7 @@ def load_drafter(
             f"{target.capture}",
             where=str(folder / "config.json"),
         )
-    for name in ("vocab_size", "hidden_size"):
-        if getattr(config, name) != getattr(target.config, name):
-            raise InputError(
-                f"{name} of drafter and target differ: {getattr(config, name)} and "
-                f"{getattr(target.config, name)}",
-                where=str(folder / "config.json"),
-                hint="drafter and target must be a pair",
-            )
+    check_pair(target.config, config, folder)
     n_features = len(target.capture) * target.config.hidden_size
     drafter = Drafter(config, target.embed_tokens, target.lm_head, n_features)
     _fill(drafter, _tensors(folder), folder, dtype)

@@ -84,7 +84,7 @@ def test_yaml_reads_exponents_and_keeps_dates_as_text(tmp_path: Path) -> None:
         ("id: a\nid: b\n", "gpu.yaml:2", "invalid YAML: duplicate key `id`", None),
         ("id: a\npeaks: [1, 2\n", "gpu.yaml:3", "invalid YAML: expected ',' or ']'", None),
         ("id: a\n\tpeaks: []\n", "gpu.yaml:2", "invalid YAML: found character '\\t'", None),
-        ("- id\n", "gpu.yaml:1", "input should be a valid dictionary", None),
+        ("- id\n", "gpu.yaml:1", "expected keys with values", None),
         ("", "gpu.yaml", "the file is empty", None),
         ("id: a\n---\nid: b\n", "gpu.yaml:2", "invalid YAML: but found another document", None),
         ("id: !!python/object:os.system x\n", "gpu.yaml:1", "could not determine a constr", None),

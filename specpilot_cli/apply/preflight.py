@@ -1,0 +1,172 @@
+"""Everything that can be known to be wrong before minutes are spent: nothing is written here."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specpilot_cli.apply.recipes import LoadedRecipe, take_per_benchmark
+from specpilot_cli.ceiling.step_times import load_step_times
+from specpilot_cli.engines.process import check_port_free
+from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig, check_pair
+from specpilot_cli.engines.reference.launch import require_engine
+from specpilot_cli.engines.reference.spec import LogitFault
+from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.io.hf_folder import HfFolder, open_hf_folder
+from specpilot_cli.io.prompts_file import read_prompts
+from specpilot_cli.io.tokenizer_file import TokenizerFile
+from specpilot_cli.paired_bench.plan import split_warmup
+from specpilot_cli.paired_bench.tokens import tokenize
+from specpilot_cli.paired_bench.types import PairedBenchSettings, TokenPrompt
+from specpilot_cli.schema.prompts import Prompt
+from specpilot_cli.schema.recipe import TreeMechanism
+from specpilot_cli.schema.step_profile import StepTimeCurve
+from specpilot_cli.token_force.config import TokenForceSettings
+
+# Stock, tuned and plain decoding.
+N_SERVERS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ApplySettings:
+    """What the user may change: size of the gates, ports, and a deliberate fault to be caught."""
+
+    prompts_per_benchmark: int | None = None
+    first_port: int | None = None
+    fault: LogitFault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRecipe:
+    """A recipe that this machine can run, with what the checks read.
+
+    dev: prompts to record. unseen: token ids of everything the benchmark is given, warm-up
+    included; n_timed of them are timed.
+    """
+
+    loaded: LoadedRecipe
+    settings: ApplySettings
+    tree: TreeMechanism
+    source: HfFolder
+    dev: tuple[Prompt, ...]
+    unseen: tuple[TokenPrompt, ...]
+    n_timed: int
+    bench: PairedBenchSettings
+    audit: TokenForceSettings
+    projection: StepTimeCurve | None
+
+
+def check_recipe(loaded: LoadedRecipe, settings: ApplySettings) -> CheckedRecipe:
+    """Check packages, models, prompts, sizes and ports.
+
+    Raises `InputError` for what the recipe's author or the user has to change, `MachineError` for
+    what this machine lacks.
+    """
+    recipe, tree = loaded.recipe, loaded.recipe.tree
+    if tree is None:
+        raise InputError(
+            "the recipe has no mechanism `best-first-tree`",
+            where=str(loaded.path),
+            hint="this version applies recipes with a tree, with or without `w12`",
+        )
+    _require_packages()
+    source = open_hf_folder(loaded.target)
+    open_hf_folder(loaded.drafter)
+    target = TargetConfig.from_folder(loaded.target)
+    check_pair(target, DrafterConfig.from_folder(loaded.drafter), loaded.drafter)
+    bench, audit = _bench_settings(loaded, settings), _audit_settings(loaded)
+    dev = take_per_benchmark(read_prompts(loaded.dev), recipe.recording.prompts_per_benchmark)
+    # warm-up prompts come from the same file and are never timed
+    every = (bench.limit or 0) + bench.warmup_requests
+    unseen = take_per_benchmark(read_prompts(loaded.unseen), every)
+    _check_disjoint(dev, unseen, loaded)
+    tokenizer = TokenizerFile(loaded.target)
+    _check_lengths(tokenize(dev, tokenizer.encode), target.max_positions, loaded.dev)
+    unseen_ids = tokenize(unseen, tokenizer.encode)
+    _check_lengths(unseen_ids, target.max_positions, loaded.unseen)
+    projection = None if recipe.projection is None else load_step_times(recipe.projection)
+    _check_ports(settings.first_port)
+    return CheckedRecipe(
+        loaded=loaded, settings=settings, tree=tree, source=source, dev=tuple(dev),
+        unseen=tuple(unseen_ids), n_timed=_count_timed(unseen_ids, bench, audit, loaded.unseen),
+        bench=bench, audit=audit, projection=projection,
+    )  # fmt: skip
+
+
+def _require_packages() -> None:
+    require_engine()
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MachineError(
+            "the report needs matplotlib", hint="pip install 'specpilot[torch,report]'"
+        )
+
+
+def _bench_settings(loaded: LoadedRecipe, settings: ApplySettings) -> PairedBenchSettings:
+    """The recipe's sizes; `prompts_per_benchmark` overrides them downwards or upwards."""
+    gate = loaded.recipe.gates.paired_bench
+    limit = settings.prompts_per_benchmark or gate.prompts_per_benchmark
+    aa_limit = gate.aa_prompts_per_benchmark
+    return PairedBenchSettings(
+        runs=gate.runs,
+        batch=loaded.recipe.regime.requests,
+        aa_sessions=gate.aa_sessions,
+        aa_limit=None if aa_limit is None else min(aa_limit, limit),
+        warmup=gate.warmup,
+        limit=limit,
+    )
+
+
+def _audit_settings(loaded: LoadedRecipe) -> TokenForceSettings:
+    gate = loaded.recipe.gates.token_force
+    return TokenForceSettings(
+        split_position=gate.split_position,
+        audit_limit=gate.audit_limit,
+        probe_offsets=gate.probe_offsets,
+        probe_concurrency=loaded.recipe.regime.requests,
+    )
+
+
+def _check_disjoint(dev: Sequence[Prompt], unseen: Sequence[Prompt], loaded: LoadedRecipe) -> None:
+    """A budget tuned on a prompt and judged on it proves nothing."""
+    seen = {prompt.text for prompt in dev}
+    for prompt in unseen:
+        if prompt.text in seen:
+            raise InputError(
+                f"prompt `{prompt.request_id}` is a dev prompt too",
+                where=str(loaded.unseen),
+                hint="the gates judge on prompts that nothing was tuned on",
+            )
+
+
+def _check_lengths(prompts: Sequence[TokenPrompt], context: int, path: Path) -> None:
+    for prompt in prompts:
+        length = len(prompt.input_ids)
+        if length + prompt.max_new_tokens > context:
+            raise InputError(
+                f"prompt `{prompt.request_id}` does not fit: {length} tokens and "
+                f"{prompt.max_new_tokens} new ones in a context of {context}",
+                where=str(path),
+                hint="shorten the prompt or its max_new_tokens",
+            )
+
+
+def _count_timed(
+    unseen: Sequence[TokenPrompt], bench: PairedBenchSettings, audit: TokenForceSettings, path: Path
+) -> int:
+    _, timed = split_warmup(unseen, n_warmup=bench.warmup_requests, limit=bench.limit)
+    if len(timed) < audit.min_requests:
+        raise InputError(
+            f"{len(timed)} timed prompts carry no verdict on losslessness: "
+            f"{audit.min_requests} are needed",
+            where=str(path),
+            hint="raise --limit, or the recipe's prompts_per_benchmark",
+        )
+    return len(timed)
+
+
+def _check_ports(first_port: int | None) -> None:
+    if first_port is not None:
+        for port in range(first_port, first_port + N_SERVERS):
+            check_port_free(port)
