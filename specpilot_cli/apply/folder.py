@@ -78,9 +78,11 @@ def _claim_new(name: str) -> Path:
 def _claim(folder: Path, name: str) -> Path:
     if _try_claim(folder, name):
         return folder
-    unfinished = (folder / MARKER).exists()
+    problem = "is in use" if folder.is_dir() else "is not a folder"
+    if (folder / MARKER).exists():
+        problem += ": it holds an unfinished run"
     raise InputError(
-        f"`{folder}` is in use" + (": it holds an unfinished run" if unfinished else ""),
+        f"`{folder}` {problem}",
         where="--out",
         hint="name a new folder; runs are neither continued nor overwritten",
     )

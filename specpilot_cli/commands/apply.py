@@ -79,7 +79,6 @@ def recipe(
     fault_bias: FaultBiasOption = 2.0,
     as_json: options.JsonFlag = False,
     quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
     exit_zero: options.ExitZeroFlag = False,
 ) -> None:
     """Find the speed, apply the mechanisms, prove the gain and the losslessness.
@@ -109,7 +108,7 @@ def recipe(
     if dry_run:
         _dry_run(checked, out, as_json=as_json)
         return
-    result, envelope = _run(checked, out, quiet=quiet, verbose=verbose)
+    result, envelope = _run(checked, out, quiet=quiet)
     options.finish(envelope, as_json=as_json, exit_zero=exit_zero, text=lambda: _print(result))
 
 
@@ -136,15 +135,13 @@ def _check(
     return check_recipe(loaded, ApplySettings(limit, port, fault))
 
 
-def _run(
-    checked: CheckedRecipe, out: Path | None, *, quiet: bool, verbose: int
-) -> tuple[RecipeResult, Envelope]:
+def _run(checked: CheckedRecipe, out: Path | None, *, quiet: bool) -> tuple[RecipeResult, Envelope]:
     from specpilot_cli.apply.folder import run_folder
     from specpilot_cli.apply.run import apply_recipe
     from specpilot_cli.ui import ConsoleReporter
 
     with (
-        ConsoleReporter(quiet, verbose) as reporter,
+        ConsoleReporter(quiet) as reporter,
         _terminated_as_interrupted(),
         run_folder(out, checked.loaded.recipe.name, reporter) as folder,
     ):

@@ -7,6 +7,7 @@ tree, paper §2.1 and §4.2); `LogitFault` is the deliberate fault of the audit 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -95,6 +96,8 @@ class LogitFault:
             raise InputError(
                 f"fault needs after >= 0 and every >= 1, got after={self.after}, every={self.every}"
             )
+        if not math.isfinite(self.bias):
+            raise InputError(f"the bias of a fault must be a finite number, got {self.bias}")
 
     def describe(self) -> dict[str, Any]:
         """The fault as a JSON object."""
