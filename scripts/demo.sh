@@ -10,4 +10,5 @@ source scripts/venv.sh
 venv="${SPECPILOT_VENV:-.venv-demo}"
 unset SPECPILOT_VENV
 ensure_venv "$venv" torch,report
-exec "$venv/bin/specpilot" apply recipe demo-cpu "$@"
+# Whether a tree pays on this CPU is what the verdict says; the demo itself succeeded either way.
+exec "$venv/bin/specpilot" apply recipe demo-cpu --exit-zero "$@"

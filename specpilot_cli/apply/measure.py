@@ -26,6 +26,7 @@ from specpilot_cli.io.lattice_file import write_lattice
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.replay.run import replay
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
+from specpilot_cli.stats import geometric_mean
 from specpilot_cli.ui import Reporter
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Measurements:
     """Phase 0 of a recipe.
 
     stock_row: the released chain on its own block's lattices. trees: every policy on the tree's
-    lattices. points: Eq. 3 at each budget under the step times of this run; chosen: their best.
+    lattices. points: Eq. 3 at each budget under the step times of this run, τ as `balanced_tau`;
+    chosen: their best.
     """
 
     stock_row: ReplayRow
@@ -85,25 +87,35 @@ def measure(checked: CheckedRecipe, folder: Path, *, reporter: Reporter) -> Meas
     write_json(folder / "step-profile.json", profile)
     write_json(folder / "step-times.json", curve)
 
-    taus = trees.curve("best-first" if tree.scoring == "conditional" else "marginal")
-    points = speedup_curve([TauPoint(n, taus[n]) for n in tree.measured_nodes], curve)
+    policy = "best-first" if tree.scoring == "conditional" else "marginal"
+    taus = [TauPoint(n, balanced_tau(trees.row(policy, n))) for n in tree.measured_nodes]
+    points = speedup_curve(taus, curve)
     chosen = choose_budget(points, tree.nodes)
-    ceiling = measure_ceiling(
-        profile, peaks_for(profile), tau=stock_row.tau.value, tau_best=chosen.tau
-    )
+    stock_tau = balanced_tau(stock_row)
+    ceiling = measure_ceiling(profile, peaks_for(profile), tau=stock_tau, tau_best=chosen.tau)
     return Measurements(
         stock_row=stock_row,
         trees=trees,
         profile=profile,
         curve=curve,
-        stock_point=stock_point(stock_nodes, stock_row.tau.value, stock_step_s, curve),
+        stock_point=stock_point(stock_nodes, stock_tau, stock_step_s, curve),
         points=points,
         chosen=chosen,
         ceiling=ceiling,
         projection=None
         if checked.projection is None
-        else project(checked.projection, points, stock_nodes, stock_row.tau.value),
+        else project(checked.projection, points, stock_nodes, stock_tau),
     )
+
+
+def balanced_tau(row: ReplayRow) -> float:
+    """τ of one replay row with every benchmark weighing the same.
+
+    The geometric mean of the benchmarks' own τ: under one step cost, ratios of it are the gains
+    that the paired benchmark estimates. The pooled τ would choose for the benchmarks that take
+    most steps, which are the ones where no tree helps.
+    """
+    return geometric_mean([estimate.value for estimate in row.benchmarks.values()])
 
 
 def choose_budget(points: Sequence[SpeedupPoint], nodes: int | Literal["auto"]) -> SpeedupPoint:

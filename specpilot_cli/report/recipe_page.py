@@ -48,7 +48,8 @@ _METHOD = (
     MethodNote(
         "Order of work",
         "Lattices and step times come from dev prompts; the node budget is the one with the "
-        "largest τ(N) / c(N) there. Both gates then see unseen prompts only.\n"
+        "largest τ(N) / c(N) there, τ as the geometric mean over benchmarks, which is how the gate "
+        "weighs them. Both gates then see unseen prompts only.\n"
         "\n"
         "Stock drafts the drafter's trained block as a chain. Tuned verifies a best-first tree on "
         "a wider block, on weights in the lossless 12-bit format. All servers are resident and "
