@@ -86,6 +86,7 @@ def check_recipe(loaded: LoadedRecipe, settings: ApplySettings) -> CheckedRecipe
     _check_lengths(tokenize(dev, tokenizer.encode), target.max_positions, loaded.dev)
     unseen_ids = tokenize(unseen, tokenizer.encode)
     _check_lengths(unseen_ids, target.max_positions, loaded.unseen)
+    _check_fault(settings.fault, unseen_ids)
     projection = None if recipe.projection is None else load_step_times(recipe.projection)
     _check_ports(settings.first_port)
     return CheckedRecipe(
@@ -150,6 +151,16 @@ def _check_lengths(prompts: Sequence[TokenPrompt], context: int, path: Path) -> 
                 where=str(path),
                 hint="shorten the prompt or its max_new_tokens",
             )
+
+
+def _check_fault(fault: LogitFault | None, prompts: Sequence[TokenPrompt]) -> None:
+    longest = max(prompt.max_new_tokens for prompt in prompts)
+    if fault is not None and fault.after >= longest:
+        raise InputError(
+            f"no output reaches position {fault.after}: the longest has {longest} tokens",
+            where="--fault-after",
+            hint="a fault that never acts cannot be caught",
+        )
 
 
 def _count_timed(

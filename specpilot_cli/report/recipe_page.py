@@ -216,7 +216,8 @@ def _figures(result: RecipeResult) -> Iterator[ReportFigure]:
     yield tau_curve.draw(
         adapters.tau_curve_data(
             measured.trees,
-            f"{condition}; trajectory replay of {measured.trees.n_requests} dev prompts",
+            f"{condition}; trajectory replay of {measured.trees.n_requests} dev prompts, all steps "
+            "pooled",
             stock=measured.stock_row,
             chosen_nodes=measured.chosen.n_nodes,
         )

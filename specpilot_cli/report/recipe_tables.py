@@ -157,14 +157,16 @@ def _cost_tables(result: RecipeResult) -> Iterator[ReportTable]:
     factors, classes = adapters.ceiling_tables(measured.ceiling)
     advice = advise(measured.ceiling, best_nodes=measured.chosen.n_nodes)
     step = f"{advice.headline[0].upper()}{advice.headline[1:]}: {advice.next_step}."
-    note = "\n\n".join(part for part in (step, factors.note) if part)
+    weighed = "τ is the geometric mean over benchmarks of dev prompts, as the gate weighs them."
+    note = "\n\n".join(part for part in (step, factors.note, weighed) if part)
     yield ReportTable("Ceiling of stock", factors.columns, factors.rows, note, sum_row=True)
     yield classes
     yield ReportTable(
         "Node budget: stock chain first, then trees, at the step times of this run",
         ("system", *adapters.SPEEDUP_COLUMNS),
         _with_names(adapters.speedup_rows([measured.stock_point, *measured.points])),
-        "S is the speedup over plain decoding that τ from replay and the step time predict.",
+        "S is the speedup over plain decoding that τ from replay and the step time predict; τ as "
+        "above. The figure of τ against nodes pools all steps instead.",
     )
     if measured.projection is not None:
         projection = measured.projection

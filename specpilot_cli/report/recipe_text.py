@@ -61,6 +61,7 @@ def recipe_results(result: RecipeResult) -> dict[str, Any]:
         "stock_point": _point(measured.stock_point),
         "budgets": [_point(point) for point in measured.points],
         "chosen": _point(measured.chosen),
+        "predicted_gain_ratio": measured.chosen.speedup / measured.stock_point.speedup,
         "ceiling": {
             "tau_ratio": measured.ceiling.factors.tau,
             "kernel_ratio": measured.ceiling.factors.kernel,
@@ -175,6 +176,7 @@ def _projection(projection: Projection) -> dict[str, Any]:
         "stock": _point(projection.stock),
         "budgets": [_point(point) for point in projection.points],
         "best": _point(projection.best),
+        "gain_ratio": projection.best.speedup / projection.stock.speedup,
     }
 
 

@@ -224,3 +224,7 @@ def test_missing_package(fails: Fails, package: str, message: str) -> None:
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_fault_that_is_no_number(fails: Fails, value: str) -> None:
     fails(2, "bias", options=("--fault-after", "4", "--fault-bias", value))
+
+
+def test_fault_behind_the_end_of_every_output(fails: Fails) -> None:
+    fails(2, "no output reaches position 64", "hint: a fault", options=("--fault-after", "64"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +34,9 @@ def processes_on(folder: Path) -> list[int]:
 class RecipeProcess:
     """A run under way; `lines` holds what it has said on stderr."""
 
-    def __init__(self, recipe: Path, out: Path, *options: str) -> None:
+    def __init__(
+        self, recipe: Path, out: Path, *options: str, sigint: signal.Handlers = signal.SIG_DFL
+    ) -> None:
         self.recipe, self.out = recipe, out
         self.lines: list[str] = []
         self._queue: queue.Queue[str | None] = queue.Queue()
@@ -46,6 +49,8 @@ class RecipeProcess:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             cwd=recipe.parent,
+            # as a shell leaves it: ignored in `command &`, whatever this test runs under
+            preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),
         )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -84,11 +89,13 @@ class RecipeProcess:
 def start(
     tmp_path: Path, make_recipe: Callable[..., Path]
 ) -> Iterator[Callable[..., RecipeProcess]]:
-    """`start(*options, **recipe)`: a run in `tmp_path / "run"`; stopped at the end of the test."""
+    """`start(*options, sigint=, **recipe)`: a run in `tmp_path / "run"`, killed after the test."""
     started: list[RecipeProcess] = []
 
-    def begin(*options: str, **recipe: object) -> RecipeProcess:
-        run = RecipeProcess(make_recipe(**recipe), tmp_path / "run", *options)
+    def begin(
+        *options: str, sigint: signal.Handlers = signal.SIG_DFL, **recipe: object
+    ) -> RecipeProcess:
+        run = RecipeProcess(make_recipe(**recipe), tmp_path / "run", *options, sigint=sigint)
         started.append(run)
         return run
 

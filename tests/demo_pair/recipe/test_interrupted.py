@@ -26,8 +26,8 @@ QUICK = {"nodes": "8", "budgets": "[8]", "new_tokens": 32}
 Start = Callable[..., Any]
 
 
-def _interrupt(start: Start, number: signal.Signals, moment: str) -> Any:
-    run = start(**QUICK)
+def _interrupt(start: Start, number: signal.Signals, moment: str, **more: Any) -> Any:
+    run = start(**QUICK, **more)
     run.wait_for(MOMENTS[moment])
     run.process.send_signal(number)
     return run
@@ -60,8 +60,9 @@ def test_ctrl_c_ends_servers_and_says_so(start: Start, moment: str) -> None:
     assert list(run.out.glob(".*")) == []
 
 
-def test_sigterm_is_an_interruption_too(start: Start) -> None:
-    run = _interrupt(start, signal.SIGTERM, "benchmark")
+@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN], ids=["shell", "background"])
+def test_sigterm_is_an_interruption_too(start: Start, sigint: signal.Handlers) -> None:
+    run = _interrupt(start, signal.SIGTERM, "benchmark", sigint=sigint)
     code, out, said = run.end(within_s=10)
     assert (code, out) == (130, ""), said
     assert run.survivors(within_s=1) == []

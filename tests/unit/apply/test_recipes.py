@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from specpilot_cli.apply.recipes import (
@@ -15,6 +16,8 @@ from specpilot_cli.apply.recipes import (
     take_per_benchmark,
 )
 from specpilot_cli.errors import InputError
+from specpilot_cli.schema import recipe as schema
+from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.prompts import Prompt
 from specpilot_cli.schema.recipe import Recipe, TreeMechanism
 
@@ -91,3 +94,16 @@ def test_prompts_are_taken_per_benchmark_in_file_order() -> None:
     ]
     taken = take_per_benchmark(prompts, 2)
     assert [prompt.request_id for prompt in taken] == ["a1", "a2", "b1", "b2", "c1"]
+
+
+def test_the_page_on_recipes_shows_a_valid_one_and_every_key(repo: Path) -> None:
+    page = (repo / "docs" / "apply.md").read_text(encoding="utf-8")
+    shown = page.split("```yaml\n")[1].split("```")[0]
+    assert Recipe.model_validate(yaml.safe_load(shown)).tree is not None
+    models = [value for value in vars(schema).values() if _is_file_model(value)]
+    keys = {key for model in models for key in model.model_fields}
+    assert {key for key in keys if key not in page} == set()
+
+
+def _is_file_model(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, FileModel)
