@@ -91,10 +91,18 @@ def _key_figures(answer: CeilingAnswer) -> tuple[KeyFigure, ...]:
     factors, step = answer.ceiling.factors, answer.profile
     known = factors.tau is not None
     figures = [
-        KeyFigure("ceiling" if known else "step-cost ceiling", f"{factors.product:.2f}×"),
+        KeyFigure(
+            "ceiling" if known else "step-cost ceiling",
+            f"{factors.product:.2f}×",
+            adapters.leading_text(answer.ceiling),
+        ),
         KeyFigure("tokens factor", "–" if factors.tau is None else f"{factors.tau:.2f}×"),
         KeyFigure("kernel factor", f"{factors.kernel:.2f}×"),
-        KeyFigure("overhead factor", f"{factors.overhead:.2f}×"),
+        KeyFigure(
+            "overhead factor",
+            f"{factors.overhead:.2f}×",
+            "below 1: no overhead seen" if factors.overhead < 1 else "",
+        ),
         KeyFigure("step", format_seconds(step.t_step_s), f"{step.rows} rows"),
     ]
     if answer.measured is not None:
