@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ from specpilot_cli.doctor.cuda_driver import cuda_devices
 
 _NO_DEVICE = "no CUDA device"
 _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
+
+# A shell without job control starts background jobs with SIGINT ignored, and every child inherits
+# that: the tests of interruption would then test the shell.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
