@@ -36,7 +36,7 @@ def run_folder(out: Path | None, name: str, reporter: Reporter) -> Iterator[Path
     the folder stays as it is and the reader is told so. Raises `InputError` for a folder that is
     in use or cannot be made, `MachineError` when the disk fails the run.
     """
-    folder = _claim_new(name) if out is None else _claim(out.absolute(), name)
+    folder = _claim_new(name) if out is None else _claim(out.resolve(), name)
     try:
         yield folder
         (folder / MARKER).unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def _say_unfinished(folder: Path, what: str, reporter: Reporter) -> None:
 
 def _claim_new(name: str) -> Path:
     """A folder that no other run has, even one started in the same second."""
-    stem = default_folder(name).absolute()
+    stem = default_folder(name).resolve()
     for number in count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
         if _try_claim(folder, name):

@@ -109,7 +109,13 @@ def recipe(
         _dry_run(checked, out, as_json=as_json)
         return
     result, envelope = _run(checked, out, quiet=quiet)
-    options.finish(envelope, as_json=as_json, exit_zero=exit_zero, text=lambda: _print(result))
+    options.finish(
+        envelope,
+        as_json=as_json,
+        # no gain may be fine for a caller; tokens that are not the target's never are
+        exit_zero=exit_zero and result.verdict != "reject",
+        text=lambda: _print(result),
+    )
 
 
 def _load(name: str | None) -> LoadedRecipe:
@@ -230,7 +236,7 @@ def _dry_run(checked: CheckedRecipe, out: Path | None, *, as_json: bool) -> None
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.recipe_text import print_plan
 
-    plan = plan_run(checked, (out or default_folder(checked.loaded.recipe.name)).absolute())
+    plan = plan_run(checked, (out or default_folder(checked.loaded.recipe.name)).resolve())
     options.emit(
         build_envelope("apply recipe", {"dry_run": plan}, inputs=[checked.loaded.path]),
         as_json=as_json,
