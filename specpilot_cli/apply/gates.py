@@ -7,12 +7,12 @@ from pathlib import Path
 from specpilot_cli.apply.preflight import CheckedRecipe
 from specpilot_cli.apply.serving import Fleet
 from specpilot_cli.io.jsonl import write_jsonl
+from specpilot_cli.io.tokenizer_file import TokenizerFile
 from specpilot_cli.paired_bench.outputs import output_records
 from specpilot_cli.paired_bench.run import JournalFile, run_paired_bench
 from specpilot_cli.paired_bench.types import AR, BASELINE, CANDIDATE, PairedBenchResult
 from specpilot_cli.token_force.result import TokenForceResult
 from specpilot_cli.token_force.run import run_token_force
-from specpilot_cli.token_force.text import TokenText
 from specpilot_cli.ui import Reporter
 
 
@@ -55,6 +55,6 @@ def force(
             fleet.engines[AR],
             settings=checked.audit,
             probe=fleet.engines[BASELINE],
-            text=TokenText(checked.loaded.target),
+            text=TokenizerFile(checked.loaded.target),
             reporter=reporter,
         )

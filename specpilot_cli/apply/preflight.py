@@ -100,7 +100,7 @@ def _require_packages() -> None:
     require_engine()
     if importlib.util.find_spec("matplotlib") is None:
         raise MachineError(
-            "the report needs matplotlib", hint="pip install 'specpilot[torch,report]'"
+            "the report needs matplotlib", hint="pip install '.[torch,report]' in the clone"
         )
 
 

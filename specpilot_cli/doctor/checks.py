@@ -166,7 +166,7 @@ def _writable(folder: Path) -> bool:
 
 
 def _imported(name: str, enables: str, needed_for: tuple[Requirement, ...]) -> Check:
-    fix = f"pip install 'specpilot[{name}]'"
+    fix = f"pip install '.[{name}]' in the clone"
     code = f"import {name}; print({name}.__version__)"
     try:
         done = subprocess.run(
@@ -192,7 +192,7 @@ def _package(name: str, enables: str, needed_for: tuple[Requirement, ...], extra
         found or "not installed",
         enables,
         needed_for,
-        None if found else f"pip install 'specpilot[{extra}]'",
+        None if found else f"pip install '.[{extra}]' in the clone",
     )
 
 
@@ -221,7 +221,7 @@ def _cuda(devices: list[CudaDevice]) -> Check:
 def _sglang() -> Check:
     found = _version("sglang")
     lowest, below = (".".join(map(str, v)) for v in (SGLANG_FROM, SGLANG_BELOW))
-    fix = f"pip install 'specpilot[sglang]' (sglang>={lowest},<{below})"
+    fix = f"pip install '.[sglang]' in the clone (sglang>={lowest},<{below})"
     enables = "recipes for real models"
     if found is None:
         return Check("sglang", False, "not installed", enables, ("sglang",), fix)

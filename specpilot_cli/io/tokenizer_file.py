@@ -43,7 +43,7 @@ def _load(file: Path) -> Any:
     except ImportError as error:
         raise MachineError(
             "the package `tokenizers` is not installed",
-            hint="pip install 'specpilot[torch]', or leave out --tokenizer",
+            hint="pip install '.[torch]' in the clone, or leave out --tokenizer",
         ) from error
     try:
         return Tokenizer.from_file(str(file))

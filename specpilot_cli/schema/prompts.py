@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
 from pydantic import Field
@@ -35,12 +34,3 @@ def check_unique_ids(prompts: Iterable[Prompt], *, where: str) -> None:
                 hint="each prompt needs its own `request_id`: pairs are matched by it",
             )
         seen.add(prompt.request_id)
-
-
-def prompts_digest(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 (hex) over ids, benchmarks, texts and limits in order; formatting does not count."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(prompt.model_dump_json().encode())
-        digest.update(b"\n")
-    return digest.hexdigest()

@@ -39,7 +39,7 @@ _TOKENS_AFTER = 8
 
 
 class TextDecoder(Protocol):
-    """Turns token ids into text for people; `TokenText` is one."""
+    """Turns token ids into text for people; `TokenizerFile` is one."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text of some token ids."""

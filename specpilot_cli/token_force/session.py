@@ -11,6 +11,7 @@ from typing import Any, Literal
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.jsonl import write_jsonl
+from specpilot_cli.io.tokenizer_file import TokenizerFile
 from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.token_force.collect import (
     Question,
@@ -25,7 +26,6 @@ from specpilot_cli.token_force.collect import (
 from specpilot_cli.token_force.config import TokenForceSettings
 from specpilot_cli.token_force.result import TokenForceResult
 from specpilot_cli.token_force.run import run_token_force
-from specpilot_cli.token_force.text import TokenText
 from specpilot_cli.ui import Reporter, SilentReporter
 
 Role = Literal["system", "stock", "ar"]
@@ -83,7 +83,7 @@ def run_session(
     is asked to work.
     """
     _check(sources, settings)
-    text = None if sources.tokenizer is None else TokenText(sources.tokenizer)
+    text = None if sources.tokenizer is None else TokenizerFile(sources.tokenizer)
     with ExitStack() as stack:
         run = _Session(sources, stack, reporter)
         run.load(text)
@@ -148,7 +148,7 @@ class _Session:
             )
         return self._engines[url]
 
-    def load(self, text: TokenText | None) -> None:
+    def load(self, text: TokenizerFile | None) -> None:
         """Read recorded answers and prompts."""
         for role in _ROLES:
             source = self.sources.of(role)

@@ -218,7 +218,7 @@ def test_missing_package(fails: Fails, package: str, message: str) -> None:
         "import importlib.util as u\nreal = u.find_spec\n"
         f"u.find_spec = lambda name, *more: None if name == {package!r} else real(name, *more)"
     )
-    fails(3, message, "hint: pip install 'specpilot[torch", code=code)
+    fails(3, message, "hint: pip install '.[torch", code=code)
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])

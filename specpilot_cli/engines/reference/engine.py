@@ -243,7 +243,7 @@ def _load_tokenizer(target: Path) -> Tokenizer:
     except ImportError as error:
         raise MachineError(
             "text prompts need the `tokenizers` library",
-            hint="pip install 'specpilot[torch]', or send token ids",
+            hint="pip install '.[torch]' in the clone, or send token ids",
         ) from error
     if not path.is_file():
         raise InputError(f"no tokenizer.json in `{target}`", hint="send token ids instead of text")

@@ -24,7 +24,7 @@ def require_engine() -> None:
     if missing:
         raise MachineError(
             f"the reference engine needs {', '.join(missing)}",
-            hint="pip install 'specpilot[torch]'",
+            hint="pip install '.[torch]' in the clone",
         )
 
 

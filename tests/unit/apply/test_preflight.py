@@ -104,4 +104,4 @@ def test_matplotlib_is_asked_for_first(checked: Check, monkeypatch: pytest.Monke
     )
     with pytest.raises(MachineError, match="matplotlib") as error:
         checked()
-    assert error.value.hint == "pip install 'specpilot[torch,report]'"
+    assert error.value.hint == "pip install '.[torch,report]' in the clone"
