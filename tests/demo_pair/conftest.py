@@ -91,7 +91,7 @@ def w12_target(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # none stays up, idle, through the rest of a long run
 def server(
     demo: Demo, w12_target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], str]]:
