@@ -11,7 +11,9 @@ from specpilot_kernels.trees.best_first import (
 )
 from specpilot_kernels.trees.chain import chain
 from specpilot_kernels.trees.lattice import edge_log_probs, marginal_log_probs, temper
+from specpilot_kernels.trees.levels import eagle2, opt_tree
 from specpilot_kernels.trees.reference import best_first_reference
+from specpilot_kernels.trees.sequoia import RankTree, SequoiaPlan, place, sequoia_plan
 from specpilot_kernels.trees.types import (
     Tree,
     TreeBatch,
@@ -24,6 +26,8 @@ from specpilot_kernels.trees.types import (
 )
 
 __all__ = [
+    "RankTree",
+    "SequoiaPlan",
     "Tree",
     "TreeBatch",
     "accepted_nodes",
@@ -33,13 +37,17 @@ __all__ = [
     "best_first_reference",
     "chain",
     "check_tree",
+    "eagle2",
     "edge_log_probs",
     "marginal",
     "marginal_log_probs",
+    "opt_tree",
     "path_to",
+    "place",
     "row_depths",
     "row_parents",
     "row_tokens",
+    "sequoia_plan",
     "temper",
     "walk_accepted",
     "warm_up",

@@ -1,11 +1,12 @@
-"""Every compiled loop of this package: the best-first build and what is done around it.
+"""Every compiled loop of this package: tree builds and what is done around them.
 
 They share one file because numba's disk cache notices an edit only in the file of the function it
 loads, not in files of functions that were inlined into it.
 
-The build follows the same rule as `reference.py`. Three things make it fast: sibling order is found
-by one scan of the predecessor's row instead of a sort, a popped node's next sibling overwrites it
-at the heap's top, and all scratch memory comes from the caller, so that a batch allocates once.
+The best-first build follows the same rule as `reference.py`. Three things make it fast: sibling
+order is found by one scan of the predecessor's row instead of a sort, a popped node's next sibling
+overwrites it at the heap's top, and all scratch memory comes from the caller, so that a batch
+allocates once.
 """
 
 from __future__ import annotations
@@ -203,6 +204,37 @@ def many_trees(
 
 
 @native
+def locate_truth(
+    candidate_ids: Int32,
+    candidate: Int32,
+    parent: Int32,
+    depth: Int32,
+    score: Float64,
+    built: int,
+    truth: Int32,
+    budgets: Int64,
+    counted: int,
+    pop_index: Int32,  # [P] out, filled with NEVER before
+    expected: Float64,  # [b] out
+) -> None:
+    """Where the true tokens stand in one tree's order, and what each budget expects to accept."""
+    current, found, slot, total = -1, 0, 0, 0.0
+    for node in range(built):
+        while slot < budgets.shape[0] and budgets[slot] == node:
+            expected[slot] = total
+            slot += 1
+        if depth[node] <= counted:
+            total += np.exp(score[node])
+        if found < truth.shape[0] and parent[node] == current:
+            token = candidate_ids[depth[node] - 1, candidate[node]]
+            if token == truth[found]:
+                pop_index[found] = node + 1
+                current = node
+                found += 1
+    expected[slot:] = total
+
+
+@native
 def trace_truth(
     candidate_ids: Int32,
     edge: Float32,
@@ -226,20 +258,10 @@ def trace_truth(
         built = build(
             edge[s], width, limits[s], candidate, parent, depth, score, heap_score, heap_key, opened
         )
-        current, found, slot, total = -1, 0, 0, 0.0
-        for node in range(built):
-            while slot < budgets.shape[0] and budgets[slot] == node:
-                expected[s, slot] = total
-                slot += 1
-            if depth[node] <= counted[s]:
-                total += np.exp(score[node])
-            if found < n_positions and parent[node] == current:
-                token = candidate_ids[s, depth[node] - 1, candidate[node]]
-                if token == truth[s, found]:
-                    pop_index[s, found] = node + 1
-                    current = node
-                    found += 1
-        expected[s, slot:] = total
+        locate_truth(
+            candidate_ids[s], candidate, parent, depth, score, built, truth[s], budgets,
+            counted[s], pop_index[s], expected[s],
+        )  # fmt: skip
     return pop_index, expected
 
 
@@ -259,3 +281,111 @@ def visited_anchors(committed: Int32, first_anchor: Int64, n_anchors: Int64) -> 
             visited[at] = True
             at += committed[at]
     return visited
+
+
+@native
+def _expand(
+    edge: Float32,
+    entry: Int32,  # [capacity, 3] out: candidate, parent entry, depth
+    path: Float64,  # [capacity] out
+    count: int,
+    node: int,
+    branch: int,
+    floor: float,
+    has_floor: bool,
+) -> int:
+    """Append the `branch` best children of entry `node` (-1 = root) that can beat `floor`."""
+    level = entry[node, 2] if node >= 0 else 0
+    base = path[node] if node >= 0 else 0.0
+    row = entry[node, 0] if node >= 0 and edge.shape[1] > 1 else 0
+    last_value, last_index = _FIRST, -1
+    for _ in range(branch):
+        chosen = next_candidate(edge, level, row, last_value, last_index)
+        if chosen < 0:
+            break
+        last_value, last_index = edge[level, row, chosen], chosen
+        value = base + np.float64(last_value)
+        if has_floor and value <= floor:
+            break  # siblings come in descending order: none after this one can enter either
+        entry[count, 0], entry[count, 1], entry[count, 2] = chosen, node, level + 1
+        path[count] = value
+        count += 1
+    return count
+
+
+@native
+def build_levels(
+    edge: Float32,  # [L, P, K], P = K or 1
+    n_nodes: int,
+    depth_limit: int,
+    width: int,
+    branch: int,
+    prune: bool,
+    entry: Int32,  # [capacity, 3] scratch
+    path: Float64,  # [capacity] scratch
+    renamed: Int32,  # [capacity] scratch
+    candidate: Int32,  # [n] out, as are the next three
+    parent: Int32,
+    depth: Int32,
+    score: Float64,
+) -> int:
+    """Grow level by level from the `width` best of the last level, keep the `n_nodes` best of all.
+
+    `prune` leaves out a child that `n_nodes` shallower or equal entries already beat. Entries are
+    in order of depth, and the sort is stable, so a parent never comes after its child.
+    """
+    if n_nodes == 0 or depth_limit == 0:
+        return 0
+    floor, has_floor = 0.0, False
+    first, count = 0, _expand(edge, entry, path, 0, -1, branch, floor, has_floor)
+    for _ in range(1, depth_limit):
+        if prune and count >= n_nodes:
+            kept = np.argsort(-path[:count], kind="mergesort")
+            floor, has_floor = path[kept[n_nodes - 1]], True
+        beam = np.argsort(-path[first:count], kind="mergesort")[:width] + first
+        first = count
+        for node in beam:
+            count = _expand(edge, entry, path, count, node, branch, floor, has_floor)
+        if count == first:
+            break
+    order = np.argsort(-path[:count], kind="mergesort")[:n_nodes]
+    for place in range(order.shape[0]):
+        node = order[place]
+        renamed[node] = place
+        above = entry[node, 1]
+        candidate[place], depth[place], score[place] = entry[node, 0], entry[node, 2], path[node]
+        parent[place] = renamed[above] if above >= 0 else -1
+    return order.shape[0]
+
+
+@native
+def trace_levels(
+    candidate_ids: Int32,
+    edge: Float32,
+    truth: Int32,
+    budgets: Int64,
+    counted: Int32,
+    shape: tuple[int, int, int, int, bool],  # n_nodes, depth limit, width, branch, prune
+) -> tuple[Int32, Float64]:
+    """`trace_truth` for trees that `build_levels` grows."""
+    n_nodes, depth_limit, width, branch, prune = shape
+    n_anchors, n_positions = truth.shape
+    capacity = branch + max(depth_limit - 1, 0) * width * branch
+    entry, path = np.empty((capacity, 3), dtype=np.int32), np.empty(capacity, dtype=np.float64)
+    renamed = np.empty(capacity, dtype=np.int32)
+    pop_index = np.full((n_anchors, n_positions), NEVER, dtype=np.int32)
+    expected = np.zeros((n_anchors, budgets.shape[0]), dtype=np.float64)
+    candidate = np.empty(n_nodes, dtype=np.int32)
+    parent = np.empty(n_nodes, dtype=np.int32)
+    depth = np.empty(n_nodes, dtype=np.int32)
+    score = np.empty(n_nodes, dtype=np.float64)
+    for s in range(n_anchors):
+        built = build_levels(
+            edge[s], n_nodes, depth_limit, width, branch, prune, entry, path, renamed,
+            candidate, parent, depth, score,
+        )  # fmt: skip
+        locate_truth(
+            candidate_ids[s], candidate, parent, depth, score, built, truth[s], budgets,
+            counted[s], pop_index[s], expected[s],
+        )  # fmt: skip
+    return pop_index, expected
