@@ -14,7 +14,7 @@ from specpilot_cli.commands import options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from specpilot_cli.replay.anchors import ReplayOptions
+    from specpilot_cli.replay.anchors import ReplayOptions, StepCost
     from specpilot_cli.replay.intervals import Estimate
     from specpilot_cli.replay.modes import Mode
     from specpilot_cli.replay.result import ReplayResult, ReplayRow
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specpilot_cli.schema.result import Envelope
 
 _CHOICE = "What to replay"
+_CHAIN_NODES = 63  # longer than any chain that a drafter proposes
 _DRAFTER = "Change the recorded drafter"
 
 
@@ -46,7 +47,10 @@ NodesOption = Annotated[
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option(help="A policy of `--list`; repeatable. Default: all.", rich_help_panel=_CHOICE),
+    typer.Option(
+        help="A policy of `--list`; repeatable. Default: all that add rows.",
+        rich_help_panel=_CHOICE,
+    ),
 ]
 ModeOption = Annotated[
     ModeName | None,
@@ -69,6 +73,18 @@ TemperatureOption = Annotated[
         rich_help_panel=_DRAFTER,
     ),
 ]
+TopKOption = Annotated[
+    int,
+    typer.Option(help="Paths that `eagle-2` expands per level.", rich_help_panel=_DRAFTER),
+]
+StepTimesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|NAME",
+        help="Step times against rows: speedups, and the policy `cost-aware`.",
+        rich_help_panel=_CHOICE,
+    ),
+]
 ListFlag = Annotated[
     bool, typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE)
 ]
@@ -82,6 +98,8 @@ def replay(
     positions: PositionsOption = None,
     depth: DepthOption = None,
     temperature: TemperatureOption = 1.0,
+    top_k: TopKOption = 4,
+    step_times: StepTimesOption = None,
     list_policies: ListFlag = False,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
@@ -98,6 +116,8 @@ def replay(
 
         specpilot replay lattices.safetensors --positions 7 -o replay.json
 
+        specpilot replay lattices.safetensors --step-times h200-qwen3.8-27b-dflash2-bf16
+
         specpilot replay --list
     """
     from specpilot_cli.replay.anchors import ReplayOptions
@@ -106,13 +126,13 @@ def replay(
     if list_policies:
         envelope, text = _policy_list()
     else:
+        budgets = parse_nodes(nodes)
+        changed = ReplayOptions(
+            positions=positions, depth=depth, temperature=temperature, top_k=top_k,
+            step_cost=None if step_times is None else _step_cost(step_times, budgets),
+        )  # fmt: skip
         envelope, text = _replay_file(
-            lattice,
-            parse_nodes(nodes),
-            policy,
-            None if mode is None else mode.value,
-            ReplayOptions(positions=positions, depth=depth, temperature=temperature),
-            quiet=quiet,
+            lattice, budgets, policy, None if mode is None else mode.value, changed, quiet=quiet
         )
     options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
 
@@ -129,7 +149,6 @@ def _replay_file(
     from specpilot_cli.errors import InputError
     from specpilot_cli.io.lattice_file import lattice_files, read_lattice
     from specpilot_cli.replay.document import replay_document
-    from specpilot_cli.replay.policies import POLICIES
     from specpilot_cli.replay.run import replay as run_replay
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
@@ -144,7 +163,7 @@ def _replay_file(
         recording = read_lattice(lattice)
         result = run_replay(
             recording,
-            policies or tuple(POLICIES),
+            policies or None,
             nodes=budgets,
             mode=mode,
             options=replay_options,
@@ -153,6 +172,19 @@ def _replay_file(
     document = replay_document(result, recording)
     envelope = build_envelope("replay", document, inputs=lattice_files(lattice))
     return envelope, lambda: print_result(result, recording)
+
+
+def _step_cost(name: str, budgets: list[int]) -> StepCost:
+    """Seconds per step for every node count a tree may have, the chain's up to 63 included."""
+    from specpilot_cli.ceiling.speedup import step_time
+    from specpilot_cli.ceiling.step_times import load_step_times
+    from specpilot_cli.replay.anchors import StepCost
+    from specpilot_cli.replay.run import check_nodes
+
+    curve = load_step_times(name)
+    most = max([*check_nodes(budgets), _CHAIN_NODES])
+    seconds = tuple(step_time(curve, n + 1).seconds for n in range(most + 1))
+    return StepCost(seconds, curve.ar_step_s, f"{curve.name}: {curve.source}")
 
 
 def _policy_list() -> tuple[Envelope, Callable[[], None]]:
@@ -195,6 +227,13 @@ def print_result(result: ReplayResult, recording: LatticeRecording) -> None:
         [_row_cells(row) for row in result.rows],
         title=f"tokens per step, {result.mode} replay",
     )  # fmt: skip
+    if any(row.speedup is not None for row in result.rows):
+        titles = ("nodes", "nodes per step", "step", "× plain decoding")
+        print_table(
+            ["policy", *(Column(title, "right") for title in titles)],
+            [cells for row in result.rows if (cells := _cost_cells(row))],
+            title="speedup at the given step times",
+        )
     names = list(result.rows[0].benchmarks) if result.rows else []
     if len(names) > 1:
         print_table(
@@ -227,6 +266,15 @@ def _row_cells(row: ReplayRow) -> list[str]:
         _interval(row.gain),
         expected,
     ]
+
+
+def _cost_cells(row: ReplayRow) -> list[str]:
+    if row.speedup is None or row.step_s is None or row.mean_nodes is None:
+        return []
+    return [
+        row.policy, _count(row.nodes), f"{row.mean_nodes:.1f}", f"{1e3 * row.step_s:.3f} ms",
+        f"{row.speedup:.3f}",
+    ]  # fmt: skip
 
 
 def _count(value: int | None) -> str:

@@ -15,6 +15,15 @@ _CHUNK_ANCHORS = 1024  # a chunk of 15 × 16 × 16 float32 edges stays below 16 
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step costs by its nodes: seconds[n] for n drafted nodes, and a plain decoding step."""
+
+    seconds: tuple[float, ...]
+    ar_step_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayOptions:
     """What to change about the recorded drafter before replaying.
 
@@ -22,11 +31,15 @@ class ReplayOptions:
     depth: cap on the depth of any tree. In replay it accepts what `positions` would; the two
     differ in what drafting costs.
     temperature: divides the conditional scores before they are normalised; 1 changes nothing.
+    top_k: paths that EAGLE-2 expands per level, and children of each.
+    step_cost: step times, for the cost-aware policy and for speedups; must reach every budget.
     """
 
     positions: int | None = None
     depth: int | None = None
     temperature: float = 1.0
+    top_k: int = 4
+    step_cost: StepCost | None = None
 
 
 #: The recorded drafter, unchanged.
@@ -115,5 +128,7 @@ def _positions_in_use(recording: LatticeRecording, options: ReplayOptions) -> in
         raise InputError(
             f"--temperature {options.temperature} is not a positive number", where="--temperature"
         )
+    if options.top_k < 1:
+        raise InputError(f"--top-k {options.top_k} is below 1", where="--top-k")
     wanted = [recording.n_positions, options.positions, options.depth]
     return min(value for value in wanted if value is not None)

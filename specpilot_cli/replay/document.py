@@ -63,6 +63,9 @@ def row_document(row: ReplayRow) -> dict[str, Any]:
         "expected_tokens_per_step": row.expected_tau,
         "tokens": int(row.tokens.sum()),
         "steps": int(row.steps.sum()),
+        "mean_nodes_per_step": row.mean_nodes,
+        "step_s": row.step_s,
+        "speedup_over_ar_ratio": row.speedup,
     }
 
 

@@ -1,67 +1,18 @@
-"""Ways to choose which drafted tokens the target verifies, behind one interface.
-
-A policy turns anchors into pop indices: the smallest node budget at which its tree holds the first
-d true tokens. Budgets only ever cut a policy's own order short, so accepted drafts at any budget
-are a count over these indices.
-"""
+"""The policies by name: chain, best-first trees, the oracle, and the published alternatives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.replay.alternatives import CostAwarePolicy, LevelPolicy, SequoiaPolicy
 from specpilot_cli.replay.anchors import Anchors, ReplayOptions
+from specpilot_cli.replay.policy import UNLIMITED, Policy, PolicyTrace, edge_scores
 from specpilot_cli.ui import Reporter, SilentReporter
-
-#: Budget at which every node that a policy ever reaches is included.
-UNLIMITED = int(np.iinfo(np.int32).max) - 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyTrace:
-    """One policy at all anchors.
-
-    pop_index [A, P] int32: see the module docstring; larger than UNLIMITED where never. expected
-    [A, B] float64: accepted drafts per anchor and budget in the drafter's own probabilities, or
-    None where it has no opinion.
-    """
-
-    pop_index: npt.NDArray[np.int32]
-    expected: npt.NDArray[np.float64] | None
-
-    def accepted(self, budget: int) -> npt.NDArray[np.int32]:
-        """Accepted drafts at every anchor with `budget` nodes, [A] int32."""
-        return np.asarray((self.pop_index <= budget).sum(axis=1), dtype=np.int32)
-
-
-class Policy(Protocol):
-    """A way to spend a node budget on one lattice."""
-
-    @property
-    def name(self) -> str:
-        """What the command line calls it."""
-
-    @property
-    def summary(self) -> str:
-        """One line for `--list`."""
-
-    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
-        """The node budgets worth reporting of those requested, ascending; None = no budget."""
-
-    def trace(
-        self,
-        anchors: Anchors,
-        options: ReplayOptions,
-        budgets: Sequence[int],
-        *,
-        reporter: Reporter = SilentReporter(),
-    ) -> PolicyTrace:
-        """Evaluate the policy at every anchor for ascending `budgets` in nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +105,15 @@ class TreePolicy:
     def _scores(
         self, anchors: Anchors, part: slice, options: ReplayOptions
     ) -> npt.NDArray[np.float32]:
-        from specpilot_kernels.trees.lattice import marginal_log_probs, temper
+        from specpilot_kernels.trees.lattice import marginal_log_probs
 
+        if self.conditional:
+            return edge_scores(anchors, part, options)
         recording, n_positions = anchors.recording, anchors.n_positions
         steps = anchors.step[part]
-        if not self.conditional:
-            unary = recording.unary[steps, :n_positions]
-            norm = recording.unary_logsumexp[steps, :n_positions]
-            return marginal_log_probs(unary, norm)[:, :, None, :]
-        edge = recording.edge[steps, :n_positions]
-        return edge if options.temperature == 1.0 else temper(edge, options.temperature)
+        unary = recording.unary[steps, :n_positions]
+        norm = recording.unary_logsumexp[steps, :n_positions]
+        return marginal_log_probs(unary, norm)[:, :, None, :]
 
 
 POLICIES: dict[str, Policy] = {
@@ -172,9 +122,19 @@ POLICIES: dict[str, Policy] = {
         ChainPolicy(),
         TreePolicy("best-first", "tree of the most probable paths, scored given each parent", True),
         TreePolicy("marginal", "the same tree scored without parents, as DDTree does", False),
+        LevelPolicy("eagle-2", "EAGLE-2: --top-k paths per level, then the N best of all", True),
+        LevelPolicy("opt-tree", "OPT-Tree: level by level; the same tree as best-first", False),
+        SequoiaPolicy(),
+        CostAwarePolicy(),
         OraclePolicy(),
     )
 }
+
+
+def default_policies(options: ReplayOptions) -> list[str]:
+    """All but those that add nothing: OPT-Tree's rows are best-first's; cost needs step times."""
+    left_out = {"opt-tree"} | (set() if options.step_cost is not None else {"cost-aware"})
+    return [name for name in POLICIES if name not in left_out]
 
 
 def find_policy(name: str) -> Policy:

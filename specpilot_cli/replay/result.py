@@ -19,7 +19,9 @@ class ReplayRow:
     tau: total tokens over total steps of all requests. benchmarks: the same per benchmark;
     benchmark_mean: their equal-weight mean. gain: tau over the full chain's on this recording.
     expected_tau: the drafter's own estimate at the same anchors, None where it has none.
-    tokens, steps [R] int64: per request, in the recording's order.
+    tokens, steps [R] int64: per request, in the recording's order. mean_nodes: nodes spent per
+    step, below `nodes` for a policy that need not spend its budget. step_s: mean seconds per step,
+    and speedup: over plain decoding (Eq. 3); None without step times.
     """
 
     policy: str
@@ -32,6 +34,9 @@ class ReplayRow:
     expected_tau: float | None
     tokens: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
+    mean_nodes: float | None = None
+    step_s: float | None = None
+    speedup: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

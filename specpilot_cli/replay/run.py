@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +24,21 @@ from specpilot_cli.replay.modes import (
     resolve_mode,
     trajectory,
 )
-from specpilot_cli.replay.policies import (
-    POLICIES,
-    UNLIMITED,
-    ChainPolicy,
-    PolicyTrace,
-    TreePolicy,
-    find_policy,
-)
+from specpilot_cli.replay.policies import ChainPolicy, default_policies, find_policy
+from specpilot_cli.replay.policy import UNLIMITED, Trace
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.ui import Reporter, SilentReporter
 
 DEFAULT_NODES = (8, 16, 32, 63)
 MAX_NODES = 4096  # beyond any verify pass; a slip of the keyboard should not take all memory
+_NO_BUDGET = ("chain", "oracle")
 _MISMATCH_WARNING_RATIO = 0.001  # above rounding ties between raw and normalised scores
 
 
 def replay(
     recording: LatticeRecording,
-    policies: Sequence[str] = tuple(POLICIES),
+    policies: Sequence[str] | None = None,
     *,
     nodes: Sequence[int] = DEFAULT_NODES,
     mode: Mode | None = None,
@@ -51,11 +47,12 @@ def replay(
 ) -> ReplayResult:
     """Tokens per step of each policy at each node budget.
 
-    `nodes` exclude the root. `mode` defaults to what the recording supports best. Each policy is
-    built once, at the largest budget. Raises InputError on unknown names or unfit options.
+    `nodes` exclude the root; `policies` default to `default_policies`, and `mode` to what the
+    recording supports best. Raises InputError on unknown names or unfit options.
     """
     budgets = check_nodes(nodes)
-    chosen = [find_policy(name) for name in dict.fromkeys(policies)]
+    names = default_policies(options) if policies is None else dict.fromkeys(policies)
+    chosen = [find_policy(name) for name in names]
     used_mode = resolve_mode(recording, mode)
     anchors = prepare(recording, options)
     chain = ChainPolicy().trace(anchors, options, [anchors.n_positions])
@@ -70,7 +67,8 @@ def replay(
         for slot, budget in enumerate(wanted):
             committed = commit_lengths(anchors, trace.accepted(limits[slot]))
             mask = judged_anchors(anchors, used_mode, committed, chain_committed)
-            rows.append(_row(anchors, policy.name, budget, slot, trace, committed, mask, base))
+            row = _row(anchors, policy.name, budget, slot, trace, committed, mask, base)
+            rows.append(with_cost(row, trace.nodes_used(limits[slot]), mask, options))
     mismatch = chain_mismatch_ratio(anchors)
     if mismatch > _MISMATCH_WARNING_RATIO:
         reporter.warn(
@@ -107,7 +105,7 @@ def replay_accept_lengths(
     resolve_mode(recording, "trajectory")
     anchors = prepare(recording, options)
     found = find_policy(policy)
-    if n_nodes is None and isinstance(found, TreePolicy):
+    if n_nodes is None and policy not in _NO_BUDGET:
         raise InputError(f"policy `{policy}` needs a node budget", where="n_nodes")
     limit = UNLIMITED if n_nodes is None else check_nodes([n_nodes])[0]
     committed = commit_lengths(anchors, found.trace(anchors, options, [limit]).accepted(limit))
@@ -154,7 +152,7 @@ def _row(
     policy: str,
     budget: int | None,
     slot: int,
-    trace: PolicyTrace,
+    trace: Trace,
     committed: npt.NDArray[np.int32],
     mask: npt.NDArray[np.bool_],
     base: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
@@ -175,6 +173,26 @@ def _row(
         tokens=tokens,
         steps=steps,
     )
+
+
+def with_cost(
+    row: ReplayRow,
+    used: npt.NDArray[np.int32] | None,
+    mask: npt.NDArray[np.bool_],
+    options: ReplayOptions,
+) -> ReplayRow:
+    """The row with its nodes per step and, given step times, what its steps cost."""
+    if row.nodes is None:
+        return row
+    nodes = np.full(int(mask.sum()), row.nodes) if used is None else used[mask]
+    cost = options.step_cost
+    if cost is None:
+        return replace(row, mean_nodes=float(nodes.mean()))
+    if row.nodes >= len(cost.seconds):
+        raise InputError(f"no step time for {row.nodes} nodes", where="--step-times")
+    step_s = float(np.asarray(cost.seconds)[nodes].mean())
+    speedup = row.tau.value * cost.ar_step_s / step_s
+    return replace(row, mean_nodes=float(nodes.mean()), step_s=step_s, speedup=speedup)
 
 
 def _per_request(

@@ -68,7 +68,8 @@ class SequoiaPlan:
             open_forests.append((levels, rank + 1, total - own, parent))
             open_forests.append((levels - 1, 0, own - 1, len(nodes) - 1))
         arrays = np.array(nodes, dtype=np.int32).reshape(-1, 3)
-        return RankTree(*arrays.T, value=float(self._value[depth, 0, n_used]))
+        parents, ranks, depths = np.ascontiguousarray(arrays.T)
+        return RankTree(parents, ranks, depths, float(self._value[depth, 0, n_used]))
 
 
 def sequoia_plan(accept: npt.NDArray[Any], n_nodes: int, *, max_depth: int) -> SequoiaPlan:
@@ -158,7 +159,9 @@ def _rank_programme(
     value[:, :, 0] = 0.0
     for level in range(1, depth + 1):
         for rank in range(accept.size - 1, -1, -1):
-            own = accept[rank] * (1.0 + value[level - 1, 0])  # by nodes below the child
+            below = value[level - 1, 0]  # by nodes below the child; a zero must not hide an -inf
+            fits = np.isfinite(below)
+            own = np.where(fits, accept[rank] * (1.0 + np.where(fits, below, 0.0)), -np.inf)
             rest = value[level, rank + 1]
             for total in range(1, n_nodes + 1):
                 found = own[:total] + rest[total - 1 :: -1]

@@ -92,7 +92,7 @@ def test_list_needs_no_lattice(run: Any) -> None:
     code, out, _ = run("--list")
     assert code == 0
     assert [line.split("\t")[0] for line in out.splitlines()[1:]] == [
-        "chain", "best-first", "marginal", "oracle",
+        "chain", "best-first", "marginal", "eagle-2", "opt-tree", "sequoia", "cost-aware", "oracle",
     ]  # fmt: skip
     document = json.loads(run("--list", "--json")[1])
     assert document["results"]["policies"][1]["name"] == "best-first"
@@ -175,3 +175,32 @@ def test_long_recordings_are_replayed_in_chunks(
     parts = replay(rec, nodes=[9])
     assert [row.tau for row in whole.rows] == [row.tau for row in parts.rows]
     assert np.array_equal(whole.recall_by_position, parts.recall_by_position)
+
+
+def test_step_times_add_speedups_and_the_cost_aware_policy(lattice: Path, run: Any) -> None:
+    curve = {
+        "schema_version": 1, "name": "made-up", "engine": {"name": "test", "version": "1"},
+        "device": {"name": "NVIDIA H100", "kind": "gpu"}, "target": {"name": "t"},
+        "drafter": {"name": "d"}, "dtype": "bfloat16", "ar_step_s": 0.002,
+        "includes_drafting": True, "source": "made up for a test",
+        "points": [{"rows": 2, "step_s": 0.002}, {"rows": 32, "step_s": 0.008}],
+    }  # fmt: skip
+    path = lattice.parent / "curve.json"
+    path.write_text(json.dumps(curve))
+    code, out, _ = run(lattice, "--nodes", "9,31", "--step-times", path, "--json", "-q")
+    assert code == 0
+    rows = {(r["policy"], r["nodes"]): r for r in json.loads(out)["results"]["rows"]}
+    best, aware = rows["best-first", 31], rows["cost-aware", 31]
+    assert best["step_s"] == pytest.approx(0.008)
+    tau = best["tau_tokens_per_step"]["value"]
+    assert best["speedup_over_ar_ratio"] == pytest.approx(tau * 0.002 / 0.008)
+    assert aware["mean_nodes_per_step"] < 31
+    assert rows["oracle", None]["speedup_over_ar_ratio"] is None
+    _, text, _ = run(lattice, "--nodes", "9,31", "--step-times", path, "-q")
+    assert "speedup at the given step times" in text
+
+
+def test_cost_aware_needs_step_times(lattice: Path, run: Any) -> None:
+    code, _, err = run(lattice, "--policy", "cost-aware")
+    assert code == 2
+    assert "hint: give step times with --step-times" in err

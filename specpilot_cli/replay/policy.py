@@ -1,0 +1,101 @@
+"""What a policy is: a way to choose which drafted tokens the target verifies.
+
+Most policies turn anchors into pop indices: the smallest node budget at which the tree holds the
+first d true tokens. Where a budget only cuts one order short, accepted drafts at any budget are a
+count over these indices. Policies whose trees do not nest say what each budget accepts instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specpilot_cli.replay.anchors import Anchors, ReplayOptions
+from specpilot_cli.ui import Reporter, SilentReporter
+
+#: Budget at which every node that a policy ever reaches is included.
+UNLIMITED = int(np.iinfo(np.int32).max) - 1
+
+
+class Trace(Protocol):
+    """One policy at all anchors, for the budgets that it was traced with."""
+
+    @property
+    def expected(self) -> npt.NDArray[np.float64] | None:
+        """Accepted drafts [A, B] in the policy's own probabilities; None: it has no opinion."""
+
+    def accepted(self, budget: int) -> npt.NDArray[np.int32]:
+        """Accepted drafts at every anchor with `budget` nodes, [A] int32."""
+
+    def nodes_used(self, budget: int) -> npt.NDArray[np.int32] | None:
+        """Nodes that the policy spends at every anchor, [A] int32; None: all of the budget."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyTrace:
+    """A trace by pop index, [A, P] int32; larger than UNLIMITED where never."""
+
+    pop_index: npt.NDArray[np.int32]
+    expected: npt.NDArray[np.float64] | None
+
+    def accepted(self, budget: int) -> npt.NDArray[np.int32]:
+        """Accepted drafts at every anchor with `budget` nodes, [A] int32."""
+        return np.asarray((self.pop_index <= budget).sum(axis=1), dtype=np.int32)
+
+    def nodes_used(self, budget: int) -> npt.NDArray[np.int32] | None:
+        """The whole budget."""
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BudgetTrace:
+    """A trace by budget: accepted drafts, and nodes used where not the whole budget, [A] each."""
+
+    accepted_at: dict[int, npt.NDArray[np.int32]]
+    expected: npt.NDArray[np.float64] | None
+    used_at: dict[int, npt.NDArray[np.int32]] | None = None
+
+    def accepted(self, budget: int) -> npt.NDArray[np.int32]:
+        """Accepted drafts at every anchor; KeyError for a budget that was not traced."""
+        return self.accepted_at[budget]
+
+    def nodes_used(self, budget: int) -> npt.NDArray[np.int32] | None:
+        """Nodes spent at every anchor, or None for the whole budget."""
+        return None if self.used_at is None else self.used_at[budget]
+
+
+class Policy(Protocol):
+    """A way to spend a node budget on one lattice."""
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+
+    @property
+    def summary(self) -> str:
+        """One line for `--list`."""
+
+    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
+        """The node budgets worth reporting of those requested, ascending; None = no budget."""
+
+    def trace(
+        self,
+        anchors: Anchors,
+        options: ReplayOptions,
+        budgets: Sequence[int],
+        *,
+        reporter: Reporter = SilentReporter(),
+    ) -> Trace:
+        """Evaluate the policy at every anchor for ascending `budgets` in nodes."""
+
+
+def edge_scores(anchors: Anchors, part: slice, options: ReplayOptions) -> npt.NDArray[np.float32]:
+    """Conditional scores of a range of anchors at the options' temperature, [a, P, K, K]."""
+    from specpilot_kernels.trees.lattice import temper
+
+    edge = anchors.recording.edge[anchors.step[part], : anchors.n_positions]
+    return edge if options.temperature == 1.0 else temper(edge, options.temperature)
