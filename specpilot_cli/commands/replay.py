@@ -85,6 +85,14 @@ StepTimesOption = Annotated[
         rich_help_panel=_CHOICE,
     ),
 ]
+CalibrateFlag = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="Fit recall and temperature on half of the requests; report on the other half.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
 ListFlag = Annotated[
     bool, typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE)
 ]
@@ -100,6 +108,7 @@ def replay(
     temperature: TemperatureOption = 1.0,
     top_k: TopKOption = 4,
     step_times: StepTimesOption = None,
+    calibrate: CalibrateFlag = False,
     list_policies: ListFlag = False,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
@@ -118,6 +127,8 @@ def replay(
 
         specpilot replay lattices.safetensors --step-times h200-qwen3.8-27b-dflash2-bf16
 
+        specpilot replay lattices.safetensors --calibrate
+
         specpilot replay --list
     """
     from specpilot_cli.replay.anchors import ReplayOptions
@@ -131,7 +142,9 @@ def replay(
             positions=positions, depth=depth, temperature=temperature, top_k=top_k,
             step_cost=None if step_times is None else _step_cost(step_times, budgets),
         )  # fmt: skip
-        envelope, text = _replay_file(
+        if calibrate:
+            _check_calibrate(policy, temperature, step_times)
+        envelope, text = (_calibrate_file if calibrate else _replay_file)(
             lattice, budgets, policy, None if mode is None else mode.value, changed, quiet=quiet
         )
     options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
@@ -146,21 +159,15 @@ def _replay_file(
     *,
     quiet: bool,
 ) -> tuple[Envelope, Callable[[], None]]:
-    from specpilot_cli.errors import InputError
     from specpilot_cli.io.lattice_file import lattice_files, read_lattice
     from specpilot_cli.replay.document import replay_document
     from specpilot_cli.replay.run import replay as run_replay
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
-    if lattice is None:
-        raise InputError(
-            "no lattice given",
-            where="LATTICE",
-            hint="make one with `specpilot record`, or see the policies with --list",
-        )
+    path = _required(lattice)
     with ConsoleReporter(quiet) as reporter:
-        recording = read_lattice(lattice)
+        recording = read_lattice(path)
         result = run_replay(
             recording,
             policies or None,
@@ -170,8 +177,58 @@ def _replay_file(
             reporter=reporter,
         )
     document = replay_document(result, recording)
-    envelope = build_envelope("replay", document, inputs=lattice_files(lattice))
+    envelope = build_envelope("replay", document, inputs=lattice_files(path))
     return envelope, lambda: print_result(result, recording)
+
+
+def _calibrate_file(
+    lattice: Path | None,
+    budgets: list[int],
+    policies: list[str] | None,
+    mode: Mode | None,
+    replay_options: ReplayOptions,
+    *,
+    quiet: bool,
+) -> tuple[Envelope, Callable[[], None]]:
+    from specpilot_cli.io.lattice_file import lattice_files, read_lattice
+    from specpilot_cli.replay.calibration import calibrate
+    from specpilot_cli.replay.document import calibration_document
+    from specpilot_cli.report.calibration_text import print_calibration
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.ui import ConsoleReporter
+
+    path = _required(lattice)
+    with ConsoleReporter(quiet) as reporter:
+        recording = read_lattice(path)
+        found = calibrate(
+            recording, nodes=budgets, mode=mode, options=replay_options, reporter=reporter
+        )
+    document = calibration_document(found, recording)
+    envelope = build_envelope("replay", document, inputs=lattice_files(path))
+    return envelope, lambda: print_calibration(found)
+
+
+def _check_calibrate(policies: list[str] | None, temperature: float, times: str | None) -> None:
+    from specpilot_cli.errors import InputError
+
+    if policies or temperature != 1.0 or times is not None:
+        raise InputError(
+            "--calibrate excludes --policy, --temperature and --step-times",
+            where="--calibrate",
+            hint="it fits the temperature itself and reports best-first trees",
+        )
+
+
+def _required(lattice: Path | None) -> Path:
+    from specpilot_cli.errors import InputError
+
+    if lattice is None:
+        raise InputError(
+            "no lattice given",
+            where="LATTICE",
+            hint="make one with `specpilot record`, or see the policies with --list",
+        )
+    return lattice
 
 
 def _step_cost(name: str, budgets: list[int]) -> StepCost:

@@ -31,6 +31,8 @@ class ReplayOptions:
     depth: cap on the depth of any tree. In replay it accepts what `positions` would; the two
     differ in what drafting costs.
     temperature: divides the conditional scores before they are normalised; 1 changes nothing.
+    recall: probability by position that the true token is a candidate at all, multiplied into every
+    conditional score of that position; None leaves it out, as the recorded scores do.
     top_k: paths that EAGLE-2 expands per level, and children of each.
     step_cost: step times, for the cost-aware policy and for speedups; must reach every budget.
     """
@@ -38,6 +40,7 @@ class ReplayOptions:
     positions: int | None = None
     depth: int | None = None
     temperature: float = 1.0
+    recall: tuple[float, ...] | None = None
     top_k: int = 4
     step_cost: StepCost | None = None
 

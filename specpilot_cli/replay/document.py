@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specpilot_cli.replay.calibration import Calibration, half_names
 from specpilot_cli.replay.intervals import CONFIDENCE, Estimate
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.schema.lattice import LatticeRecording
@@ -28,6 +29,38 @@ def replay_document(result: ReplayResult, recording: LatticeRecording) -> dict[s
         "recall_by_position_ratio": result.recall_by_position.tolist(),
         "chain_mismatch_ratio": result.chain_mismatch_ratio,
         "rows": [row_document(row) for row in result.rows],
+    }
+
+
+def calibration_document(found: Calibration, recording: LatticeRecording) -> dict[str, Any]:
+    """What was fitted on which half, and predicted against realised tau on the other."""
+    return {
+        "mode": found.before.mode,
+        "bias": found.before.bias,
+        "interval_method": INTERVAL_METHOD,
+        "recording": recording_document(recording),
+        "fitted_requests": half_names(recording, found.fitted),
+        "judged_requests": half_names(recording, ~found.fitted),
+        "temperature": found.fit.temperature,
+        "recall_by_position_ratio": list(found.fit.recall),
+        "judged_recall_by_position_ratio": list(found.judged_recall),
+        "fitted_positions": found.fit.n_positions,
+        "rows": [
+            {
+                "nodes": before.nodes,
+                "as_recorded": _prediction(before),
+                "calibrated": _prediction(after),
+                "calibrated_over_recorded_ratio": _estimate(found.gain(before.nodes or 0)),
+            }
+            for before, after in zip(found.before.rows, found.after.rows, strict=True)
+        ],
+    }
+
+
+def _prediction(row: ReplayRow) -> dict[str, Any]:
+    return {
+        "tau_tokens_per_step": _estimate(row.tau),
+        "expected_tokens_per_step": row.expected_tau,
     }
 
 

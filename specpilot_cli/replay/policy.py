@@ -94,8 +94,17 @@ class Policy(Protocol):
 
 
 def edge_scores(anchors: Anchors, part: slice, options: ReplayOptions) -> npt.NDArray[np.float32]:
-    """Conditional scores of a range of anchors at the options' temperature, [a, P, K, K]."""
+    """Conditional scores of a range of anchors as the options change them, [a, P, K, K].
+
+    Normalised over the candidates, or to the recall of the position where one is given.
+    """
     from specpilot_kernels.trees.lattice import temper
 
-    edge = anchors.recording.edge[anchors.step[part], : anchors.n_positions]
-    return edge if options.temperature == 1.0 else temper(edge, options.temperature)
+    n_positions = anchors.n_positions
+    edge = anchors.recording.edge[anchors.step[part], :n_positions]
+    if options.temperature != 1.0:
+        edge = temper(edge, options.temperature)
+    if options.recall is None:
+        return edge
+    scale = np.log(np.asarray(options.recall[:n_positions], dtype=np.float64))
+    return np.asarray(edge + scale[:, None, None], dtype=np.float32)

@@ -1,0 +1,156 @@
+"""Make the drafter's probabilities right: recall per position and one temperature.
+
+A lattice's scores are normalised over its candidates, as if the true token were always one of
+them, so expected τ is too high and deep paths are overrated. Two corrections, fitted on half of the
+requests and judged on the other half: every score of position j gains log r_j, where r_j is the
+share of true paths that are still in the lattice at j, and all scores are divided by one
+temperature, the one that gives the recorded continuations the highest likelihood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.replay.anchors import AS_RECORDED, Anchors, ReplayOptions, prepare
+from specpilot_cli.replay.intervals import Estimate, gain_estimate
+from specpilot_cli.replay.modes import Mode
+from specpilot_cli.replay.result import ReplayResult
+from specpilot_cli.replay.run import DEFAULT_NODES, replay
+from specpilot_cli.replay.split import requests_of, two_folds
+from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.ui import Reporter, SilentReporter
+
+_LOG_TEMPERATURE = (math.log(0.2), math.log(5.0))  # outside, a drafter is broken, not miscalibrated
+_MAX_ROWS = 200_000  # score rows that decide the temperature; more would not move its third digit
+_SEARCH_STEPS = 40
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """recall [P]: see the module docstring; n_positions: true candidates behind the temperature."""
+
+    temperature: float
+    recall: tuple[float, ...]
+    n_positions: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """A fit, and best-first replay of the other half of the requests before and after it.
+
+    fitted [R] bool: requests of the recording that the fit saw. judged_recall [P]: the recall of
+    the other half, for comparison.
+    """
+
+    fit: Fit
+    fitted: npt.NDArray[np.bool_]
+    judged_recall: tuple[float, ...]
+    before: ReplayResult
+    after: ReplayResult
+
+    def gain(self, nodes: int) -> Estimate:
+        """τ calibrated over τ as recorded, paired by request."""
+        new, old = (result.row("best-first", nodes) for result in (self.after, self.before))
+        return gain_estimate(new.tokens, new.steps, old.tokens, old.steps)
+
+
+def calibrate(
+    recording: LatticeRecording,
+    *,
+    nodes: Sequence[int] = DEFAULT_NODES,
+    mode: Mode | None = None,
+    options: ReplayOptions = AS_RECORDED,
+    reporter: Reporter = SilentReporter(),
+) -> Calibration:
+    """Fit on one half of the requests, replay the other half with and without the fit.
+
+    Raises InputError with fewer than two requests that have something to replay.
+    """
+    anchors = prepare(recording, options)
+    fold = two_folds(anchors)
+    active = anchors.count > 0
+    if np.count_nonzero(active) < 2:
+        raise InputError(
+            "calibration needs two requests with steps, one to fit and one to judge",
+            where="--calibrate",
+            hint="record more requests",
+        )
+    fitted = fold == 0
+    fit = fit_calibration(prepare(requests_of(recording, fitted), options), options)
+    judged = requests_of(recording, ~fitted & active)
+    changed = replace(options, temperature=fit.temperature, recall=fit.recall)
+    before, after = (
+        replay(judged, ["best-first"], nodes=nodes, mode=mode, options=used, reporter=reporter)
+        for used in (options, changed)
+    )
+    return Calibration(fit, fitted, path_recall(prepare(judged, options), options), before, after)
+
+
+def fit_calibration(anchors: Anchors, options: ReplayOptions) -> Fit:
+    """Recall and temperature of these anchors, all of them counted once."""
+    rows, true = true_rows(anchors, options)
+    if rows.shape[0] == 0:
+        return Fit(1.0, path_recall(anchors, options), 0)
+    temperature = _best_temperature(rows, true)
+    return Fit(temperature, path_recall(anchors, options), int(rows.shape[0]))
+
+
+def path_recall(anchors: Anchors, options: ReplayOptions) -> tuple[float, ...]:
+    """Share of true paths, in the lattice so far, whose next token is a candidate too, [P].
+
+    Half a success and half a failure are added, so that a rare position is neither 0 nor 1.
+    """
+    inside = np.logical_and.accumulate(anchors.truth_in_lattice(), axis=1)
+    before = np.concatenate([np.ones_like(inside[:, :1]), inside[:, :-1]], axis=1)
+    tried = (before & (anchors.truth >= 0)).sum(axis=0)
+    return tuple(((inside.sum(axis=0) + 0.5) / (tried + 1.0)).tolist())
+
+
+def true_rows(
+    anchors: Anchors, options: ReplayOptions
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Recorded scores along the true paths: rows [m, K] and the true candidate's index [m].
+
+    Rows whose true candidate has probability zero are left out: no temperature mends them.
+    """
+    inside = np.logical_and.accumulate(anchors.truth_in_lattice(), axis=1)
+    stride = max(1, int(inside.sum()) // _MAX_ROWS)
+    anchor, position = np.nonzero(inside)
+    anchor, position = anchor[::stride], position[::stride]
+    index = (anchors.candidate_ids == anchors.truth[:, :, None]).argmax(axis=-1)
+    before = np.where(position > 0, index[anchor, np.maximum(position - 1, 0)], 0)
+    rows = anchors.recording.edge[anchors.step[anchor], position, before].astype(np.float64)
+    true = index[anchor, position]
+    possible = np.isfinite(rows[np.arange(len(true)), true])
+    return rows[possible], true[possible]
+
+
+def half_names(recording: LatticeRecording, chosen: npt.NDArray[np.bool_]) -> list[str]:
+    """Ids of the chosen requests."""
+    requests = recording.metadata.requests
+    return [item.request_id for item, own in zip(requests, chosen, strict=True) if own]
+
+
+def _best_temperature(rows: npt.NDArray[np.float64], true: npt.NDArray[np.int64]) -> float:
+    """Golden section over log T: the likelihood is concave in 1/T, so it has one peak."""
+    at = np.arange(len(true))
+
+    def loss(log_temperature: float) -> float:
+        scaled = rows / math.exp(log_temperature)
+        top = scaled.max(axis=1)
+        norm = top + np.log(np.exp(scaled - top[:, None]).sum(axis=1))
+        return float((norm - scaled[at, true]).mean())
+
+    low, high = _LOG_TEMPERATURE
+    for _ in range(_SEARCH_STEPS):
+        span = _GOLDEN * (high - low)
+        left, right = high - span, low + span
+        low, high = (low, right) if loss(left) < loss(right) else (left, high)
+    return math.exp((low + high) / 2.0)

@@ -1,0 +1,120 @@
+"""Calibration: what is fitted, on whom, and whether it makes predictions right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specpilot_cli import main as entry
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.lattice_file import write_lattice
+from specpilot_cli.replay.anchors import AS_RECORDED, prepare
+from specpilot_cli.replay.calibration import calibrate, fit_calibration
+from specpilot_cli.replay.run import replay
+from specpilot_cli.replay.split import requests_of, two_folds
+from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_kernels.trees.lattice import temper
+
+Make = Callable[..., LatticeRecording]
+LENGTHS = (220, 240, 210, 230, 200, 250, 190, 260)
+
+
+@pytest.fixture
+def long_recording(random_recording: Make) -> LatticeRecording:
+    return random_recording(11, lengths=LENGTHS, recall=0.85)
+
+
+def test_recall_and_temperature_of_a_made_up_drafter_are_found(
+    long_recording: LatticeRecording,
+) -> None:
+    # The truth is drawn from the recorded scores and dropped with probability 0.15.
+    fit = fit_calibration(prepare(long_recording, AS_RECORDED), AS_RECORDED)
+    assert fit.temperature == pytest.approx(1.0, abs=0.05)
+    assert fit.recall[0] == pytest.approx(0.85, abs=0.03)
+    np.testing.assert_allclose(fit.recall[:4], 0.85, atol=0.05)
+
+
+@pytest.mark.parametrize("wrong", [0.5, 2.0])
+def test_scores_that_are_off_by_a_temperature_are_put_right(
+    long_recording: LatticeRecording, wrong: float
+) -> None:
+    bent = dataclasses.replace(long_recording, edge=temper(long_recording.edge, wrong))
+    fit = fit_calibration(prepare(bent, AS_RECORDED), AS_RECORDED)
+    assert fit.temperature == pytest.approx(1.0 / wrong, rel=0.06)
+
+
+def test_prediction_on_unseen_requests_gets_close_to_what_happens(
+    long_recording: LatticeRecording,
+) -> None:
+    found = calibrate(long_recording, nodes=[8, 32])
+    for before, after in zip(found.before.rows, found.after.rows, strict=True):
+        assert before.expected_tau is not None
+        assert after.expected_tau is not None
+        assert before.expected_tau > 1.1 * before.tau.value
+        assert after.expected_tau == pytest.approx(after.tau.value, rel=0.06)
+    assert found.gain(32).value == pytest.approx(
+        found.after.rows[1].tau.value / found.before.rows[1].tau.value
+    )
+
+
+def test_halves_are_disjoint_and_the_judged_half_is_replayed_alone(
+    long_recording: LatticeRecording,
+) -> None:
+    found = calibrate(long_recording, nodes=[8])
+    assert found.fitted.sum() == 4
+    alone = replay(requests_of(long_recording, ~found.fitted), ["best-first"], nodes=[8])
+    assert found.before.rows[0].tau.value == alone.rows[0].tau.value
+    names = [request.benchmark for request in long_recording.metadata.requests]
+    for benchmark in set(names):
+        own = np.array([name == benchmark for name in names])
+        assert found.fitted[own].sum() == 2
+
+
+def test_a_part_of_a_recording_keeps_steps_and_outputs_together(random_recording: Make) -> None:
+    recording = random_recording(3)
+    chosen = np.array([False, True, True, False, True, False])
+    part = requests_of(recording, chosen)
+    whole = replay(recording, ["best-first", "chain"], nodes=[8])
+    some = replay(part, ["best-first", "chain"], nodes=[8])
+    for row, own in zip(whole.rows, some.rows, strict=True):
+        assert row.tokens[chosen].tolist() == own.tokens.tolist()
+        assert row.steps[chosen].tolist() == own.steps.tolist()
+    assert part.prompt(1).tolist() == recording.prompt(2).tolist()
+
+
+def test_folds_skip_requests_without_steps(random_recording: Make) -> None:
+    recording = random_recording(3, lengths=(9, 1, 9))
+    assert sorted(two_folds(prepare(recording, AS_RECORDED))[[0, 2]].tolist()) == [0, 1]
+
+
+def test_one_request_cannot_be_split(random_recording: Make) -> None:
+    with pytest.raises(InputError, match="two requests"):
+        calibrate(random_recording(3, lengths=(20, 1)))
+
+
+def test_command_reports_the_fit_and_both_halves(
+    long_recording: LatticeRecording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lattice.safetensors"
+    write_lattice(path, long_recording)
+    assert entry.main(["replay", str(path), "--calibrate", "--nodes", "8", "--json", "-q"]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert not set(results["fitted_requests"]) & set(results["judged_requests"])
+    assert len(results["recall_by_position_ratio"]) == 7
+    row = results["rows"][0]
+    assert row["nodes"] == 8
+    assert (
+        row["calibrated"]["expected_tokens_per_step"]
+        < (row["as_recorded"]["expected_tokens_per_step"])
+    )
+    assert entry.main(["replay", str(path), "--calibrate", "--nodes", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "best-first on the half that was not fitted, trajectory replay" in text
+    assert "temperature 1.0" in text or "temperature 0.9" in text
+    assert entry.main(["replay", str(path), "--calibrate", "--temperature", "2"]) == 2
+    assert "--calibrate excludes" in capsys.readouterr().err
