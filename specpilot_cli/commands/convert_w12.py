@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.errors import InputError
+from specpilot_cli.errors import InputError, MachineError
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.convert import Conversion
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 Source = Annotated[
     Path, typer.Argument(metavar="SRC", help="Hugging Face folder with BF16 safetensors.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder to create.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DST", help="The folder to create.")
+]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Read every tensor, show what would happen, write nothing."),
@@ -32,13 +34,16 @@ Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="Never convert these; repeatable."),
 ]
-Threads = Annotated[
+Workers = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Worker threads; default: the processors, at most 8."),
+    typer.Option("--workers", min=1, help="Worker threads; default: the processors, at most 8."),
+]
+Device = Annotated[
+    Literal["cpu", "cuda"], typer.Option("--device", help="Where to encode; same bytes from both.")
 ]
 
 
-def default_threads() -> int:
+def default_workers() -> int:
     """The processors this process may use, at most 8: beyond that the disk decides."""
     import os
 
@@ -51,10 +56,11 @@ def convert_w12(
     dry_run: DryRun = False,
     include: Include = None,
     exclude: Exclude = None,
-    threads: Threads = None,
+    workers: Workers = None,
+    device: Device = "cpu",
     force: options.ForceFlag = False,
     as_json: options.JsonFlag = False,
-    output: options.OutputFile = None,
+    report: options.ReportFile = None,
     quiet: options.QuietFlag = False,
     verbose: options.VerboseFlag = 0,
 ) -> None:
@@ -68,27 +74,38 @@ def convert_w12(
 
         specpilot convert-w12 Qwen3.8-27B --dry-run
 
-        specpilot convert-w12 Qwen3.8-27B --out Qwen3.8-27B-W12
+        specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12
 
-        specpilot convert-w12 model --out model-w12 --exclude 'lm_head.*' --json
+        specpilot convert-w12 model -o model-w12 --exclude 'lm_head.*' --json
     """
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(output, force)
+    options.check_output(report, force, where="--report")
+    _check_device(device)
     if out is None and not dry_run:
-        raise InputError("where to? `--out DIR` is missing", hint="or look first with --dry-run")
+        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
     target = None if dry_run else out
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
     with ConsoleReporter(quiet, verbose) as reporter:
-        done = _convert(source, target, selection, threads or default_threads(), force, reporter)
+        done = _convert(source, target, selection, workers or default_workers(), force, reporter)
     options.finish(
         _envelope(source, target, done),
         as_json=as_json,
-        output=output,
+        output=report,
         force=force,
         text=lambda: _print(done, target),
     )
+
+
+def _check_device(device: str) -> None:
+    if device == "cuda":
+        raise MachineError(
+            "no W12 encoder for the GPU: this version encodes on the CPU only",
+            where="--device",
+            hint="use `--device cpu`; the format leaves an encoder no choice, so the bytes are "
+            "those a GPU would give",
+        )
 
 
 def _convert(

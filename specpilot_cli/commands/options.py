@@ -31,6 +31,16 @@ OutputFile = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.json",
+        help="Also write the result as JSON; `-` is stdout.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+"""The result file of commands whose `-o` is the folder they create."""
 ForceFlag = Annotated[
     bool,
     typer.Option("--force", help="Overwrite existing output.", rich_help_panel=_OUTPUT),
@@ -95,8 +105,8 @@ def exit_code(verdict: str | None) -> int:
     return _EXIT_CODES[verdict]
 
 
-def check_output(output: Path | None, force: bool, *suffixes: str) -> None:
-    """Refuse a bad `--output` before any work is done.
+def check_output(output: Path | None, force: bool, *suffixes: str, where: str = "--output") -> None:
+    """Refuse a bad `--output` (or `where`) before any work is done.
 
     `.json` and `-` are always possible; `suffixes` lists what else the command can write.
     """
@@ -106,14 +116,14 @@ def check_output(output: Path | None, force: bool, *suffixes: str) -> None:
     if output.suffix not in known:
         raise InputError(
             f"cannot write `{output}`: unknown format `{output.suffix or 'without a suffix'}`",
-            where="--output",
+            where=where,
             hint=f"use one of {', '.join(known)}, or `-` for JSON on stdout",
         )
     if output.is_dir():
-        raise InputError(f"`{output}` is a folder", where="--output")
+        raise InputError(f"`{output}` is a folder", where=where)
     if output.exists() and not force:
         raise InputError(
-            f"`{output}` already exists", where="--output", hint="use --force to overwrite it"
+            f"`{output}` already exists", where=where, hint="use --force to overwrite it"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.convert_w12 import Threads, default_threads
+from specpilot_cli.commands.convert_w12 import Workers, default_workers
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
@@ -33,7 +33,7 @@ def verify(
         Path | None,
         typer.Option("--against", metavar="SRC", help="Compare with this checkpoint, bit by bit."),
     ] = None,
-    threads: Threads = None,
+    workers: Workers = None,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
@@ -57,7 +57,7 @@ def verify(
     options.check_output(output, force)
     with ConsoleReporter(quiet) as reporter:
         found = verify_folder(
-            folder, against, threads=threads or default_threads(), reporter=reporter
+            folder, against, threads=workers or default_workers(), reporter=reporter
         )
         for name in found.unknown_files:
             reporter.note(f"not part of the conversion: `{name}`")
@@ -81,7 +81,7 @@ def verify(
 def restore(
     folder: Folder,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to create.")],
-    threads: Threads = None,
+    workers: Workers = None,
     force: options.ForceFlag = False,
     as_json: options.JsonFlag = False,
     quiet: options.QuietFlag = False,
@@ -99,7 +99,7 @@ def restore(
 
     with ConsoleReporter(quiet) as reporter:
         done = restore_folder(
-            folder, out, threads=threads or default_threads(), force=force, reporter=reporter
+            folder, out, threads=workers or default_workers(), force=force, reporter=reporter
         )
 
     def text() -> None:

@@ -72,7 +72,7 @@ def read_manifest(path: Path) -> W12Manifest:
         raise InputError(
             f"`{path}` is not a finished W12 folder: it has no `{MANIFEST_NAME}`",
             where=str(path),
-            hint="convert a BF16 checkpoint with `specpilot convert-w12 SRC --out DIR`",
+            hint="convert a BF16 checkpoint with `specpilot convert-w12 SRC -o DST`",
         )
     text = read_exact_text(file)
     data = parse_json(text, str(file))

@@ -59,7 +59,7 @@ def test_bad_recipe_names_the_line(specpilot: Run, tmp_path: Path) -> None:
     "words",
     [
         ["serve", "--target", "nothing"],
-        ["convert-w12", "nothing", "--out", "x"],
+        ["convert-w12", "nothing", "-o", "x"],
         ["w12", "verify", "nothing"],
         ["record", "--target", "nothing", "--drafter", "nothing", "--prompts", "p.jsonl",
          "-o", "x.safetensors"],
@@ -100,7 +100,7 @@ def test_truncated_weights(specpilot: Run, tmp_path: Path) -> None:
     whole = (_DEMO / "target" / "model.safetensors").read_bytes()
     for size in (len(whole) - 1, 1000, 4, 0):
         (model / "model.safetensors").write_bytes(whole[:size])
-        _fails(specpilot("convert-w12", "model", "--out", "w12"), 2, "model.safetensors")
+        _fails(specpilot("convert-w12", "model", "-o", "w12"), 2, "model.safetensors")
         assert not (tmp_path / "w12").exists()
     _fails(specpilot("serve", "--target", "model"), 2, "model.safetensors")
 

@@ -138,13 +138,13 @@ def test_document_is_alone_on_stdout_and_follows_the_contract(
 def test_w12_commands_follow_the_contract(specpilot: Run, inputs: Path, tmp_path: Path) -> None:
     packed, restored = tmp_path / "w12", tmp_path / "back"
     convert = _document(
-        specpilot("convert-w12", str(inputs / "model"), "--out", str(packed), "--json")
+        specpilot("convert-w12", str(inputs / "model"), "-o", str(packed), "--json")
     )
     assert convert["command"] == "convert-w12"
     for words in (
         ["w12", "inspect", str(packed)],
         ["w12", "verify", str(packed), "--against", str(inputs / "model")],
-        ["w12", "restore", str(packed), "--out", str(restored)],
+        ["w12", "restore", str(packed), "-o", str(restored)],
     ):
         document = _document(specpilot(*words, "--json"))
         assert document["command"] == " ".join(words[:2])

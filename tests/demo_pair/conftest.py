@@ -87,7 +87,7 @@ def requests_for(engine: ReferenceEngine) -> Callable[[Sequence[Prompt]], list[G
 def w12_target(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target in 12 bits per weight, converted by the command."""
     out = tmp_path_factory.mktemp("w12") / "target"
-    assert main(["convert-w12", str(demo.target), "--out", str(out), "--quiet"]) == 0
+    assert main(["convert-w12", str(demo.target), "-o", str(out), "--quiet"]) == 0
     return out
 
 

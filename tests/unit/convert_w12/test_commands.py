@@ -28,7 +28,7 @@ def test_convert_verify_inspect_restore(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, packed, back = make_checkpoint(), tmp_path / "w12", tmp_path / "back"
-    code, result = run_json(capsys, "convert-w12", source, "--out", packed)
+    code, result = run_json(capsys, "convert-w12", source, "-o", packed)
     assert (code, result["verdict"], result["command"]) == (0, "identical", "convert-w12")
     assert result["results"]["totals"]["converted_tensors"] == 4
     hashed = {Path(item["path"]).name: item["sha256"] for item in result["inputs"]}
@@ -67,7 +67,7 @@ def test_mismatch_is_exit_1_and_names_the_tensor(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "w12"
-    run(capsys, "convert-w12", make_checkpoint(), "--out", packed)
+    run(capsys, "convert-w12", make_checkpoint(), "-o", packed)
     shard = packed / "model.safetensors"
     with SafetensorsFile(shard) as file:
         position = file.info("model.layers.1.mlp.up_proj.weight_w12").start
@@ -87,7 +87,7 @@ def test_malformed_folder_is_exit_2(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "w12"
-    run(capsys, "convert-w12", make_checkpoint(), "--out", packed)
+    run(capsys, "convert-w12", make_checkpoint(), "-o", packed)
     (packed / "w12_manifest.json").unlink()
     for words in (("verify",), ("inspect",), ("restore", "-o", tmp_path / "back")):
         code, _, err = run(capsys, "w12", words[0], packed, *words[1:])
@@ -101,7 +101,7 @@ def test_truncated_source_is_exit_2_and_named(
     source = make_checkpoint()
     with (source / "model.safetensors").open("r+b") as handle:
         handle.truncate(3000)
-    code, out, err = run(capsys, "convert-w12", source, "--out", tmp_path / "w12")
+    code, out, err = run(capsys, "convert-w12", source, "-o", tmp_path / "w12")
     assert (code, out) == (2, "")
     assert str(source / "model.safetensors") in err
     assert "truncated" in err
@@ -111,7 +111,7 @@ def test_truncated_source_is_exit_2_and_named(
 @pytest.mark.parametrize(
     "words",
     [
-        ("convert-w12", "no-such-folder", "--out", "x"),
+        ("convert-w12", "no-such-folder", "-o", "x"),
         ("w12", "verify", "no-such-folder"),
         ("w12", "inspect", "no-such-folder"),
         ("w12", "restore", "no-such-folder", "-o", "x"),
@@ -128,13 +128,39 @@ def test_missing_folder_is_exit_2(
 def test_out_is_needed(make_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "convert-w12", make_checkpoint())
     assert code == 2
-    assert "--out DIR" in err
+    assert "-o DST" in err
 
 
 def test_force_replaces(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = make_checkpoint()
-    assert run(capsys, "convert-w12", source, "--out", tmp_path / "w12")[0] == 0
-    assert run(capsys, "convert-w12", source, "--out", tmp_path / "w12")[0] == 2
-    assert run(capsys, "convert-w12", source, "--out", tmp_path / "w12", "--force")[0] == 0
+    assert run(capsys, "convert-w12", source, "-o", tmp_path / "w12")[0] == 0
+    assert run(capsys, "convert-w12", source, "-o", tmp_path / "w12")[0] == 2
+    assert run(capsys, "convert-w12", source, "-o", tmp_path / "w12", "--force")[0] == 0
+
+
+def test_out_is_the_folder_and_report_the_result(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "result.json"
+    words = ("convert-w12", make_checkpoint(), "-o", tmp_path / "w12")
+    code, _, _ = run(capsys, *words, "--report", report, "--workers", "2", "--device", "cpu")
+    assert code == 0
+    written = json.loads(report.read_text(encoding="utf-8"))
+    assert written["results"]["out"] == str(tmp_path / "w12")
+    code, _, err = run(capsys, *words, "--report", report, "--force")
+    assert code == 0
+    code, _, err = run(capsys, *words, "--report", report)
+    assert code == 2
+    assert "--report" in err
+
+
+def test_gpu_encoder_is_missing_and_said_so(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("convert-w12", make_checkpoint(), "-o", tmp_path / "w12", "--device", "cuda")
+    code, _, err = run(capsys, *words)
+    assert code == 3
+    assert "no W12 encoder for the GPU" in err
+    assert not (tmp_path / "w12").exists()

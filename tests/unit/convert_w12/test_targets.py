@@ -216,9 +216,9 @@ def test_killed_conversion_leaves_nothing_to_trust(
     source, target = make_checkpoint(tensors, shards=4), tmp_path / "w12"
     before = digests(source)
     partial = tmp_path / ".w12.partial"
-    command = [sys.executable, "-m", "specpilot_cli", "convert-w12", str(source), "--threads", "1"]
+    command = [sys.executable, "-m", "specpilot_cli", "convert-w12", str(source), "--workers", "1"]
     child = subprocess.Popen(
-        [*command, "--out", str(target)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "-o", str(target)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         deadline = time.monotonic() + 60
