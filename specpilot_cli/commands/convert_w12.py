@@ -38,6 +38,10 @@ Workers = Annotated[
     int | None,
     typer.Option("--workers", min=1, help="Worker threads; default: the processors, at most 8."),
 ]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue an interrupted run; finished shards are re-hashed."),
+]
 Device = Annotated[
     Literal["cpu", "cuda"], typer.Option("--device", help="Where to encode; same bytes from both.")
 ]
@@ -58,6 +62,7 @@ def convert_w12(
     exclude: Exclude = None,
     workers: Workers = None,
     device: Device = "cpu",
+    resume: Resume = False,
     force: options.ForceFlag = False,
     as_json: options.JsonFlag = False,
     report: options.ReportFile = None,
@@ -76,19 +81,22 @@ def convert_w12(
 
         specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12
 
+        specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12 --resume
+
         specpilot convert-w12 model -o model-w12 --exclude 'lm_head.*' --json
     """
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(report, force, where="--report")
-    _check_device(device)
-    if out is None and not dry_run:
-        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
+    _check_usage(device, out, dry_run)
     target = None if dry_run else out
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
     with ConsoleReporter(quiet, verbose) as reporter:
-        done = _convert(source, target, selection, workers or default_workers(), force, reporter)
+        done = _convert(
+            source, target, selection, reporter,
+            threads=workers or default_workers(), force=force, resume=resume,
+        )  # fmt: skip
     options.finish(
         _envelope(source, target, done),
         as_json=as_json,
@@ -98,7 +106,9 @@ def convert_w12(
     )
 
 
-def _check_device(device: str) -> None:
+def _check_usage(device: str, out: Path | None, dry_run: bool) -> None:
+    if out is None and not dry_run:
+        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
     if device == "cuda":
         raise MachineError(
             "no W12 encoder for the GPU: this version encodes on the CPU only",
@@ -112,9 +122,11 @@ def _convert(
     source: Path,
     target: Path | None,
     selection: Selection,
+    reporter: Reporter,
+    *,
     threads: int,
     force: bool,
-    reporter: Reporter,
+    resume: bool,
 ) -> Conversion:
     from specpilot_cli.convert_w12.convert import convert_folder, survey_folder
     from specpilot_cli.io.hf_folder import open_hf_folder
@@ -125,7 +137,7 @@ def _convert(
     if target is None:
         return survey_folder(folder, selection, threads=threads, reporter=reporter)
     return convert_folder(
-        folder, target, selection, threads=threads, force=force, reporter=reporter
+        folder, target, selection, threads=threads, force=force, resume=resume, reporter=reporter
     )
 
 

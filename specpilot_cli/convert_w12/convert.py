@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specpilot_cli.convert_w12.journal import Journal, ShardEntry
 from specpilot_cli.convert_w12.plan import (
     Outcome,
     Selection,
@@ -27,7 +31,7 @@ from specpilot_cli.convert_w12.plan import (
 )
 from specpilot_cli.convert_w12.target import check_disk, check_target, copy_file
 from specpilot_cli.errors import MachineError
-from specpilot_cli.io.atomic import atomic_folder
+from specpilot_cli.io.atomic import atomic_folder, partial_path
 from specpilot_cli.io.hashing import sha256_file
 from specpilot_cli.io.hf_folder import CONFIG_NAME, INDEX_NAME, HfFolder, config_json
 from specpilot_cli.io.safetensors_stream import (
@@ -38,7 +42,13 @@ from specpilot_cli.io.safetensors_stream import (
     byte_view,
 )
 from specpilot_cli.io.shard_writer import ShardWriter
-from specpilot_cli.io.w12_folder import QUANT_METHOD, encoded_parts, encoded_specs, parts_digest
+from specpilot_cli.io.w12_folder import (
+    QUANT_METHOD,
+    encoded_parts,
+    encoded_specs,
+    parts_digest,
+    stored_specs,
+)
 from specpilot_cli.schema.w12_manifest import (
     FORMAT_NAME,
     MANIFEST_NAME,
@@ -117,9 +127,13 @@ def convert_folder(
     *,
     threads: int = 1,
     force: bool = False,
+    resume: bool = False,
     reporter: Reporter = SilentReporter(),
 ) -> Conversion:
     """Write the W12 form of `folder` to `target`; the manifest comes last, then the rename.
+
+    With `resume`, shards that an interrupted run finished are kept if they and their sources
+    still have the hashes it noted, and what is done stays for the next try on an error.
 
     InputError: a quantised source, a target that exists, is a symlink or overlaps the source,
     a pattern without a match, a damaged shard. MachineError: the disk is too small. On any
@@ -128,20 +142,44 @@ def convert_folder(
     _check_source(folder, selection)
     written = {*folder.shards, *folder.carried, CONFIG_NAME, MANIFEST_NAME, INDEX_NAME}
     check_target(target, folder.path, written, force=force)
-    check_disk(target, _bytes_needed(folder, selection))
+    left = _bytes_left(target) if resume else 0
+    check_disk(target, max(_DISK_MARGIN_BYTES, _bytes_needed(folder, selection) - left))
     progress = _Progress(reporter, folder.tensor_bytes)
     try:
-        with atomic_folder(target, force=force) as temporary, ThreadPoolExecutor(2) as hashers:
-            job = _Job(folder, temporary, selection, threads, hashers, progress)
-            for shard in folder.shards:
+        with (
+            atomic_folder(target, force=force, keep=resume) as temporary,
+            _journal(target, selection, resume) as journal,
+            ThreadPoolExecutor(2) as hashers,
+        ):
+            job = _Job(folder, temporary, selection, threads, hashers, progress, journal)
+            for shard in job.left_to_do():
                 job.convert_shard(shard)
             manifest = _finish(job)
             (temporary / MANIFEST_NAME).write_bytes(manifest.text().encode())
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise MachineError("the disk is full; nothing was kept", where=str(target)) from error
+        kept = "--resume continues from what is done" if resume else "nothing was kept"
+        raise MachineError(f"the disk is full; {kept}", where=str(target)) from error
+    journal.clear()
     return Conversion(tuple(progress.outcomes), folder.left_out, _carried_bytes(folder), manifest)
+
+
+@contextmanager
+def _journal(target: Path, selection: Selection, resume: bool) -> Iterator[Journal]:
+    journal = Journal(target, selection, resume=resume)
+    try:
+        yield journal
+    except BaseException:
+        if not resume:
+            journal.clear()
+        raise
+
+
+def _bytes_left(target: Path) -> int:
+    """Bytes an interrupted run left: they are used again or removed."""
+    files = partial_path(target).rglob("*")
+    return sum(file.lstat().st_size for file in files if not file.is_dir())
 
 
 @dataclass(slots=True)
@@ -152,12 +190,39 @@ class _Job:
     threads: int
     hashers: ThreadPoolExecutor
     progress: _Progress
+    journal: Journal
     tensors: list[W12Tensor] = field(default_factory=list)
     shards: list[W12Shard] = field(default_factory=list)
     weight_map: dict[str, str] = field(default_factory=dict)
     total_bytes: int = 0
 
+    def left_to_do(self) -> Iterator[str]:
+        """Yield the shards to convert; take over the finished ones, remove all other leftovers."""
+        for leftover in list(self.out.iterdir()):
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            elif leftover.name not in self.folder.shards:
+                leftover.unlink()
+        for shard in self.folder.shards:
+            entry = self.journal.finished(shard, self.folder.path / shard, self.out / shard)
+            if entry is not None:
+                self._take_over(entry)
+                self.progress.reporter.note(f"kept, checked by its hashes: `{shard}`")
+            else:
+                (self.out / shard).unlink(missing_ok=True)
+                yield shard
+
+    def _take_over(self, entry: ShardEntry) -> None:
+        self.shards.append(entry.shard)
+        self.tensors += entry.tensors
+        for tensor in entry.tensors:
+            self.weight_map.update((name, tensor.shard) for name, _, _ in stored_specs(tensor))
+        for outcome in entry.outcomes:
+            self.total_bytes += outcome.stored_bytes
+            self.progress.add(outcome)
+
     def convert_shard(self, shard: str) -> None:
+        first = len(self.tensors)
         with SafetensorsFile(self.folder.path / shard) as file:
             prefix = len(file.header_bytes).to_bytes(8, "little")
             digest = hashlib.sha256(prefix + file.header_bytes)
@@ -179,6 +244,7 @@ class _Job:
                     header_sha256=hashlib.sha256(writer.header).hexdigest(),
                 )
             )
+        self.journal.write(self.shards[-1], self.tensors[first:], self.progress.outcomes[first:])
 
     def _longest(self, info: TensorInfo) -> list[tuple[str, str, tuple[int, ...]]]:
         stored = [(info.name, info.dtype, info.shape)]

@@ -61,8 +61,11 @@ def atomic_output(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+def atomic_folder(path: Path, *, force: bool = False, keep: bool = False) -> Iterator[Path]:
     """Give an empty temporary folder to fill; at the end it becomes `path`.
+
+    With `keep` the folder is not emptied first, and stays after an exception: the caller
+    continues from what an earlier run left there, and must check all of it.
 
     Every file in it is flushed to disk before the rename. With `force`, an existing folder is
     replaced after the new one is complete. Raises `InputError` if `path` is a file, if it is a
@@ -71,7 +74,7 @@ def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     _refuse_existing_folder(path, force)
     _make_parent(path)
     temporary = partial_path(path)
-    lock = _lock_folder(temporary, path)
+    lock = _lock_folder(temporary, path, empty=not keep)
     try:
         yield temporary
         for found in temporary.rglob("*"):
@@ -82,7 +85,8 @@ def atomic_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         _refuse_existing_folder(path, force)
         _swap_in(temporary, path)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:
         os.close(lock)
@@ -143,15 +147,15 @@ def _lock_file(temporary: Path, path: Path) -> int:
     return descriptor
 
 
-def _lock_folder(temporary: Path, path: Path) -> int:
-    """Create an empty folder `temporary` that this process alone holds; returns a descriptor."""
+def _lock_folder(temporary: Path, path: Path, *, empty: bool) -> int:
+    """Create a folder `temporary` that this process alone holds; returns its descriptor."""
     try:
         temporary.mkdir(exist_ok=True)
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise InputError(f"cannot write `{path}`: {error.strerror}", where=str(path)) from error
     _take(descriptor, temporary, path)
-    for leftover in temporary.iterdir():
+    for leftover in temporary.iterdir() if empty else ():
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
         else:
