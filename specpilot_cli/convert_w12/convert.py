@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specpilot_cli.convert_w12.configuration import w12_configuration
 from specpilot_cli.convert_w12.journal import Journal, ShardEntry
 from specpilot_cli.convert_w12.plan import (
     Outcome,
@@ -43,7 +44,6 @@ from specpilot_cli.io.safetensors_stream import (
 )
 from specpilot_cli.io.shard_writer import ShardWriter
 from specpilot_cli.io.w12_folder import (
-    QUANT_METHOD,
     encoded_parts,
     encoded_specs,
     parts_digest,
@@ -312,7 +312,7 @@ def _entry(outcome: Outcome, sha256: str, parts_sha256: Future[str] | None) -> W
 def _finish(job: _Job) -> W12Manifest:
     """Write configuration, index and the other files; return the manifest."""
     folder, texts = job.folder, {CONFIG_NAME: job.folder.config_text}
-    rewritten = {CONFIG_NAME: config_json({**folder.config, **_quantization(job.tensors)})}
+    rewritten = {CONFIG_NAME: config_json(w12_configuration(folder.config, job.tensors))}
     if folder.index is not None and folder.index_text is not None:
         texts[INDEX_NAME] = folder.index_text
         metadata = folder.index.get("metadata")
@@ -342,19 +342,6 @@ def _finish(job: _Job) -> W12Manifest:
             self_sha256="",
         )
     )
-
-
-def _quantization(tensors: list[W12Tensor]) -> dict[str, Any]:
-    # Vectors never convert, so only larger tensors need naming.
-    kept = [t.name for t in tensors if t.encoding == "stored" and len(t.shape) > 1]
-    return {
-        "quantization_config": {
-            "quant_method": QUANT_METHOD,
-            "version": layout.FORMAT_VERSION,
-            "layout": layout.LAYOUT,
-            "kept_tensors": kept,
-        }
-    }
 
 
 def _check_source(folder: HfFolder, selection: Selection) -> None:
