@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from specpilot_cli.ui import Reporter
 
 Source = Annotated[
-    Path, typer.Argument(metavar="SRC", help="Hugging Face folder with BF16 safetensors.")
+    str,
+    typer.Argument(
+        metavar="SRC", help="Folder with BF16 safetensors, or hub id `owner/name[@revision]`."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DST", help="The folder to create.")
@@ -45,6 +48,17 @@ Resume = Annotated[
 Device = Annotated[
     Literal["cpu", "cuda"], typer.Option("--device", help="Where to encode; same bytes from both.")
 ]
+
+
+def resolved(source: str, reporter: Reporter, *, quiet: bool) -> Path:
+    """The folder that `source`, a folder or a hub id, names."""
+    import os
+    import sys
+
+    from specpilot_cli.io.hub import resolve_source
+
+    hidden = quiet or os.environ.get("SPECPILOT_NO_PROGRESS") or not sys.stderr.isatty()
+    return resolve_source(source, bars=not hidden, reporter=reporter)
 
 
 def default_workers() -> int:
@@ -83,6 +97,8 @@ def convert_w12(
 
         specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12 --resume
 
+        specpilot convert-w12 Qwen/Qwen3-4B@main -o Qwen3-4B-W12
+
         specpilot convert-w12 model -o model-w12 --exclude 'lm_head.*' --json
     """
     from specpilot_cli.convert_w12.plan import Selection
@@ -93,12 +109,13 @@ def convert_w12(
     target = None if dry_run else out
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
     with ConsoleReporter(quiet, verbose) as reporter:
+        folder = resolved(source, reporter, quiet=quiet)
         done = _convert(
-            source, target, selection, reporter,
+            folder, target, selection, reporter,
             threads=workers or default_workers(), force=force, resume=resume,
         )  # fmt: skip
     options.finish(
-        _envelope(source, target, done),
+        _envelope(folder, target, done),
         as_json=as_json,
         output=report,
         force=force,
@@ -143,6 +160,7 @@ def _convert(
 
 def _envelope(source: Path, target: Path | None, done: Conversion) -> Envelope:
     from specpilot_cli.convert_w12.inspect import totals
+    from specpilot_cli.io.hub import hub_origin
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.w12 import tensor_objects, totals_object
     from specpilot_cli.schema.result import InputFile
@@ -150,6 +168,7 @@ def _envelope(source: Path, target: Path | None, done: Conversion) -> Envelope:
     envelope = build_envelope(
         "convert-w12",
         {
+            "source_hub": hub_origin(source),
             "out": target,
             "dry_run": target is None,
             "totals": totals_object(totals(done.outcomes)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.convert_w12 import Workers, default_workers
+from specpilot_cli.commands.convert_w12 import Workers, default_workers, resolved
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
@@ -30,8 +30,10 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by co
 def verify(
     folder: Folder,
     against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="SRC", help="Compare with this checkpoint, bit by bit."),
+        str | None,
+        typer.Option(
+            "--against", metavar="SRC", help="Compare bit by bit with this folder or hub id."
+        ),
     ] = None,
     workers: Workers = None,
     as_json: options.JsonFlag = False,
@@ -49,21 +51,30 @@ def verify(
         specpilot w12 verify Qwen3.8-27B-W12
 
         specpilot w12 verify Qwen3.8-27B-W12 --against Qwen3.8-27B --json
+
+        specpilot w12 verify Qwen3-4B-W12 --against Qwen/Qwen3-4B
     """
     from specpilot_cli.convert_w12.verify import verify_folder
+    from specpilot_cli.io.hub import hub_origin
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(output, force)
     with ConsoleReporter(quiet) as reporter:
+        source = resolved(against, reporter, quiet=quiet) if against is not None else None
         found = verify_folder(
-            folder, against, threads=workers or default_workers(), reporter=reporter
+            folder, source, threads=workers or default_workers(), reporter=reporter
         )
         for name in found.unknown_files:
             reporter.note(f"not part of the conversion: `{name}`")
     envelope = build_envelope(
         "w12 verify",
-        {"folder": folder, "against": against, **_as_object(found)},
+        {
+            "folder": folder,
+            "against": source,
+            "against_hub": hub_origin(source) if source is not None else None,
+            **_as_object(found),
+        },
         inputs=[folder / "w12_manifest.json"],
         verdict=found.verdict,
     )

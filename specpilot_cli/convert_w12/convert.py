@@ -35,6 +35,7 @@ from specpilot_cli.errors import MachineError
 from specpilot_cli.io.atomic import atomic_folder, partial_path
 from specpilot_cli.io.hashing import sha256_file
 from specpilot_cli.io.hf_folder import CONFIG_NAME, INDEX_NAME, HfFolder, config_json
+from specpilot_cli.io.hub import hub_origin
 from specpilot_cli.io.safetensors_stream import (
     NUMPY_DTYPES,
     SafetensorsFile,
@@ -326,12 +327,14 @@ def _finish(job: _Job) -> W12Manifest:
         (job.out / name).write_bytes(text.encode())
     for relative in folder.carried:
         copy_file(folder.path / relative, job.out / relative)
+    origin = hub_origin(folder.path)
     return sealed(
         W12Manifest(
             format=FORMAT_NAME,
             version=layout.FORMAT_VERSION,
             layout=layout.LAYOUT,
-            source_name=folder.path.resolve().name,
+            source_name=origin.repo if origin else folder.path.resolve().name,
+            source_hub=origin,
             source_texts=texts,
             shards=job.shards,
             tensors=job.tensors,

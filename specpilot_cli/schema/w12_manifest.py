@@ -88,17 +88,26 @@ class W12File(FileModel):
     sha256: Sha256
 
 
+class HubSource(FileModel):
+    """A model repository on the Hugging Face Hub at one commit."""
+
+    repo: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+
+
 class W12Manifest(FileModel):
     """The whole manifest. `self_sha256` is of the document itself with that value empty.
 
     `source_texts` are the files that conversion rewrites (config.json and the index), as they
-    were. `files` are the others of this folder, the rewritten ones included.
+    were. `files` are the others of this folder, the rewritten ones included. `source_hub` is
+    left out where the source was no snapshot of a hub repository.
     """
 
     format: Literal["specpilot-w12"]
     version: int
     layout: int
     source_name: str
+    source_hub: HubSource | None = None
     source_texts: dict[FileName, str]
     shards: list[W12Shard]
     tensors: list[W12Tensor]
@@ -121,7 +130,8 @@ class W12Manifest(FileModel):
 
     def text(self) -> str:
         """The document as it is written, in the one form that `self_sha256` is computed over."""
-        return document_text(self.model_dump(mode="json"))
+        without = {"source_hub"} if self.source_hub is None else None
+        return document_text(self.model_dump(mode="json", exclude=without))
 
 
 def document_text(data: dict[str, Any]) -> str:
