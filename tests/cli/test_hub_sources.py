@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 from tests.unit.io.hub_server import COMMIT, REPO, serve
 
 Run = Callable[..., Any]

@@ -85,7 +85,7 @@ def test_converting_a_snapshot_leaves_the_cache_alone_and_names_the_commit(
 
 
 def test_a_conversion_into_the_cache_is_refused(cached: Path) -> None:
-    with pytest.raises(InputError, match="symbolic link|overlaps"):
+    with pytest.raises(InputError, match=r"symbolic link|overlaps"):
         convert(cached, cached / "model.safetensors", force=True)
 
 
@@ -116,9 +116,7 @@ def test_what_is_no_folder_and_no_hub_id(source: str, cache: Path) -> None:
     assert "owner/name" in str(caught.value.hint)
 
 
-def test_a_file_is_no_folder_and_no_hub_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_no_folder_and_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "acme").mkdir()
     (tmp_path / "acme" / "tiny").write_text("", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
