@@ -95,9 +95,7 @@ def convert_w12(
 
         specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12
 
-        specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12 --resume
-
-        specpilot convert-w12 Qwen/Qwen3-4B@main -o Qwen3-4B-W12
+        specpilot convert-w12 Qwen/Qwen3-4B@main -o Qwen3-4B-W12 --resume
 
         specpilot convert-w12 model -o model-w12 --exclude 'lm_head.*' --json
     """
@@ -107,11 +105,10 @@ def convert_w12(
     options.check_output(report, force, where="--report")
     _check_usage(device, out, dry_run)
     target = None if dry_run else out
-    selection = Selection(tuple(include or ()), tuple(exclude or ()))
     with ConsoleReporter(quiet, verbose) as reporter:
         folder = resolved(source, reporter, quiet=quiet)
         done = _convert(
-            folder, target, selection, reporter,
+            folder, target, Selection(tuple(include or ()), tuple(exclude or ())), reporter,
             threads=workers or default_workers(), force=force, resume=resume,
         )  # fmt: skip
     options.finish(

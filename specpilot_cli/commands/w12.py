@@ -12,6 +12,7 @@ from specpilot_cli.commands.convert_w12 import Workers, default_workers, resolve
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
+    from specpilot_cli.schema.result import Envelope
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -55,8 +56,6 @@ def verify(
         specpilot w12 verify Qwen3-4B-W12 --against Qwen/Qwen3-4B
     """
     from specpilot_cli.convert_w12.verify import verify_folder
-    from specpilot_cli.io.hub import hub_origin
-    from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(output, force)
@@ -67,19 +66,8 @@ def verify(
         )
         for name in found.unknown_files:
             reporter.note(f"not part of the conversion: `{name}`")
-    envelope = build_envelope(
-        "w12 verify",
-        {
-            "folder": folder,
-            "against": source,
-            "against_hub": hub_origin(source) if source is not None else None,
-            **_as_object(found),
-        },
-        inputs=[folder / "w12_manifest.json"],
-        verdict=found.verdict,
-    )
     options.finish(
-        envelope,
+        _verification_envelope(folder, source, found),
         as_json=as_json,
         output=output,
         force=force,
@@ -166,15 +154,26 @@ def inspect(
     options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
 
 
-def _as_object(found: Verification) -> dict[str, object]:
-    return {
-        "tensors": found.tensors,
-        "converted_tensors": found.converted,
-        "files": found.files,
-        "compared_tensors": found.compared,
-        "problems": found.problems,
-        "unknown_files": found.unknown_files,
-    }
+def _verification_envelope(folder: Path, source: Path | None, found: Verification) -> Envelope:
+    from specpilot_cli.io.hub import hub_origin
+    from specpilot_cli.report.json_out import build_envelope
+
+    return build_envelope(
+        "w12 verify",
+        {
+            "folder": folder,
+            "against": source,
+            "against_hub": hub_origin(source) if source is not None else None,
+            "tensors": found.tensors,
+            "converted_tensors": found.converted,
+            "files": found.files,
+            "compared_tensors": found.compared,
+            "problems": found.problems,
+            "unknown_files": found.unknown_files,
+        },
+        inputs=[folder / "w12_manifest.json"],
+        verdict=found.verdict,
+    )
 
 
 def _print_verification(found: Verification) -> None:

@@ -105,11 +105,12 @@ def _snapshot(
 
 
 def _hidden_bar() -> Any:
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     class HiddenBar(tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
+            options["disable"] = True
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     return HiddenBar
 
@@ -124,8 +125,7 @@ def _explained(
         return MachineError(
             f"`{repo}` is gated and this machine has no access to it",
             where=asked,
-            hint=f"accept its terms on the page of {repo}, then `hf auth login` or "
-            "set HF_TOKEN",
+            hint=f"accept its terms on the page of {repo}, then `hf auth login` or set HF_TOKEN",
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return InputError(

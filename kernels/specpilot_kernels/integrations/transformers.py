@@ -15,6 +15,7 @@ thread, and lose the order of experts of which some were converted and some were
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -171,7 +172,10 @@ def _load_w12(
             "it again; leave `disk` out of device_map, or load what `specpilot w12 restore` writes"
         )
     tensors = open_tensors(checkpoint_files)
-    loaded = _loader(model, tensors, checkpoint_files, load_config, *args, **kwargs)
+    # Without a quantizer: these are BF16 tensors, to be cast and renamed as such. (Before 5.21 a
+    # renamed tensor of a quantised checkpoint keeps its dtype.)
+    plain = dataclasses.replace(load_config, hf_quantizer=None)
+    loaded = _loader(model, tensors, checkpoint_files, plain, *args, **kwargs)
     _refuse_missing(model, loaded[0].missing_keys)
     return loaded
 

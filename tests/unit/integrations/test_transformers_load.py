@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.convert_w12.conftest import convert, digests
 from tests.unit.integrations.conftest import (
@@ -119,10 +122,51 @@ def test_other_checkpoints_load_as_before(folders: MakeFolders) -> None:
 
 
 def test_the_callers_configuration_is_not_changed(folders: MakeFolders) -> None:
-    from transformers import AutoConfig
-
     packed = folders("biased")[1]
     config = AutoConfig.from_pretrained(str(packed))
     before = config.to_dict()
     assert_same_model(load(packed), load(packed, config=config))
     assert config.to_dict() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_no_second_copy_of_the_model_is_made(tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        "llama", hidden_size=1024, intermediate_size=4096, num_hidden_layers=6,
+        num_attention_heads=8, num_key_value_heads=8, vocab_size=512, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "bf16")
+    convert(tmp_path / "bf16", tmp_path / "w12")
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK_PROGRAM, str(tmp_path / "w12")],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    peak_bytes, model_bytes = map(int, done.stdout.split())
+    assert model_bytes > 150e6
+    assert peak_bytes < 1.3 * model_bytes
+
+
+# Memory that belongs to no file, sampled while loading: the encoded parts are mapped.
+PEAK_PROGRAM = """
+import re, sys, threading, time
+import specpilot_kernels.integrations.transformers
+from transformers import AutoModelForCausalLM
+
+def own_bytes():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1])
+
+before, samples, loaded = own_bytes(), [], threading.Event()
+
+def watch():
+    while not loaded.is_set():
+        samples.append(own_bytes())
+        time.sleep(0.001)
+
+thread = threading.Thread(target=watch)
+thread.start()
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+loaded.set()
+thread.join()
+print(max(samples) - before, sum(p.numel() * p.element_size() for p in model.parameters()))
+"""
