@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,27 @@ def test_convert_from_the_hub_and_verify_offline(
     assert checked.returncode == 0, checked.stderr
     answer = json.loads(checked.stdout)
     assert (answer["verdict"], answer["results"]["against_hub"]) == ("identical", source_hub)
+
+
+def test_transformers_loads_a_w12_repository_from_the_hub(
+    specpilot: Run, repo: Path, tmp_path: Path
+) -> None:
+    """transformers itself fetches only weights and configuration, not the manifest."""
+    done = specpilot("convert-w12", str(repo / "recipes/demo-cpu/target"), "-o", "w12")
+    assert done.returncode == 0, done.stderr
+    files = {file.name: file.read_bytes() for file in (tmp_path / "w12").iterdir()}
+    program = (
+        "import sys, specpilot_kernels.integrations.transformers, transformers as t;"
+        "print(t.AutoModelForCausalLM.from_pretrained(sys.argv[1]).num_parameters())"
+    )
+    with serve(files) as hub:
+        env = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "0", "HF_ENDPOINT": hub.url}
+        loaded = subprocess.run(
+            [sys.executable, "-c", program, REPO],
+            env={**os.environ, **env}, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert loaded.returncode == 0, loaded.stderr
+    assert int(loaded.stdout) > 3_000_000
 
 
 def test_exit_codes_of_sources_that_do_not_resolve(specpilot: Run, tmp_path: Path) -> None:

@@ -20,17 +20,20 @@ import functools
 import inspect
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import transformers
 from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils import cached_file
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from specpilot_kernels.integrations.w12_tensors import open_tensors
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import (
     LOADER_NOTICE,
+    MANIFEST_NAME,
     QUANT_METHOD,
     W12FolderError,
     check_versions,
@@ -54,7 +57,7 @@ def check_transformers(version: str, loader: Any, quantizer: type) -> None:
     if found < MINIMUM_VERSION:
         wanted = ".".join(map(str, MINIMUM_VERSION))
         raise ImportError(f"W12 needs transformers {wanted} or later, found {version}")
-    checked = [(loader, "_load_pretrained_model", _SEAM)]
+    checked: list[tuple[Any, str, tuple[str, ...]]] = [(loader, "_load_pretrained_model", _SEAM)]
     checked += [(getattr(quantizer, hook, None), hook, names) for hook, names in _HOOKS.items()]
     for function, name, expected in checked:
         parameters = inspect.signature(function).parameters if callable(function) else {}
@@ -67,7 +70,7 @@ def check_transformers(version: str, loader: Any, quantizer: type) -> None:
             )
 
 
-_loader = getattr(PreTrainedModel, "_load_pretrained_model", None)
+_loader: Any = getattr(PreTrainedModel, "_load_pretrained_model", None)
 check_transformers(transformers.__version__, _loader, HfQuantizer)
 
 
@@ -79,6 +82,8 @@ class W12Config(QuantizationConfigMixin):
     were not converted. dequantize: decode while loading; False, keeping the records for a matrix
     product that reads them, raises NotImplementedError.
     """
+
+    quant_method: Any
 
     def __init__(
         self,
@@ -109,7 +114,8 @@ class W12Config(QuantizationConfigMixin):
         check_versions(
             config_dict.get("version"), config_dict.get("layout"), where="quantization_config"
         )
-        return super().from_dict(config_dict, return_unused_kwargs, **kwargs)
+        parent: Any = super()
+        return parent.from_dict(config_dict, return_unused_kwargs, **kwargs)
 
 
 @register_quantizer(QUANT_METHOD)
@@ -171,6 +177,7 @@ def _load_w12(
             "a W12 folder cannot be offloaded to disk: transformers would read the weights from "
             "it again; leave `disk` out of device_map, or load what `specpilot w12 restore` writes"
         )
+    _fetch_manifest(load_config, checkpoint_files)
     tensors = open_tensors(checkpoint_files)
     # Without a quantizer: these are BF16 tensors, to be cast and renamed as such. (Before 5.21 a
     # renamed tensor of a quantised checkpoint keeps its dtype.)
@@ -178,6 +185,17 @@ def _load_w12(
     loaded = _loader(model, tensors, checkpoint_files, plain, *args, **kwargs)
     _refuse_missing(model, loaded[0].missing_keys)
     return loaded
+
+
+def _fetch_manifest(load_config: Any, checkpoint_files: Sequence[str]) -> None:
+    """From the Hub, transformers fetched the shards alone: put the manifest beside them."""
+    if not Path(checkpoint_files[0]).with_name(MANIFEST_NAME).is_file():
+        cached_file(
+            load_config.pretrained_model_name_or_path,
+            MANIFEST_NAME,
+            _raise_exceptions_for_missing_entries=False,
+            **(load_config.download_kwargs or {}),
+        )
 
 
 def _refuse_missing(model: Any, missing_keys: set[str]) -> None:
@@ -199,4 +217,5 @@ def _refuse_missing(model: Any, missing_keys: set[str]) -> None:
         )
 
 
-PreTrainedModel._load_pretrained_model = staticmethod(functools.wraps(_loader)(_load_w12))
+_seam: Any = PreTrainedModel
+_seam._load_pretrained_model = staticmethod(functools.wraps(_loader)(_load_w12))

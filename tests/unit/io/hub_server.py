@@ -37,7 +37,7 @@ class Hub:
             return 200, {}, _json({"id": REPO, "sha": COMMIT, "siblings": siblings})
         if "/tree/" in path:
             return 200, {}, _json([_entry(name, data) for name, data in self.files.items()])
-        data = self.files.get(path.partition(f"/resolve/{COMMIT}/")[2])
+        data = self.files.get(path.partition("/resolve/")[2].partition("/")[2])
         if data is None:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         return 200, {"ETag": f'"{_oid(data)}"', "X-Repo-Commit": COMMIT}, data
