@@ -80,10 +80,8 @@ def _outcome(opened: W12Folder, tensor: W12Tensor) -> Outcome:
         return Outcome(
             tensor.name, tensor.dtype, shape, tensor.shard, raw, stored, reason=tensor.reason
         )
-    window = opened.window(tensor)
+    low, high = opened.window_range(tensor)
     return Outcome(
         tensor.name, tensor.dtype, shape, tensor.shard, raw, stored,
-        escapes=tensor.escapes,
-        window_low=int(window.min()),
-        window_high=int(window.max()),
+        escapes=tensor.escapes, window_low=low, window_high=high,
     )  # fmt: skip

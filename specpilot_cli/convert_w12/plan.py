@@ -32,6 +32,12 @@ _ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)(\.\w+)?\.weight$")
 _LM_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
+GROWS = "W12 would take"
+"""How the reason begins for a tensor that W12 would not shrink."""
+
+# 128 rows of this length take 64 MiB, which is what a conversion holds at once.
+MAX_INPUTS = 1 << 18
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -146,6 +152,8 @@ def reason_to_keep(info: TensorInfo, config: dict[str, Any], selection: Selectio
         return f"{info.dtype}: W12 holds BF16 weights only, carried over untouched"
     if 0 in info.shape:
         return "no elements"
+    if info.shape and info.shape[-1] > MAX_INPUTS:
+        return f"rows of {info.shape[-1]} inputs: more than {MAX_INPUTS} are not converted"
     if len(info.shape) == 2:
         return _reason_for_matrix(info.name, config)
     if len(info.shape) == 3 and _EXPERTS.search(info.name) and not info.name.endswith("bias"):
@@ -199,4 +207,4 @@ def why_not_smaller(shape: Sequence[int], nbytes: int, escapes: int) -> str:
     else:
         rows, cols = layout.RECORD_ROWS, layout.RECORD_COLS
         cause = f"{shape[-2]} x {shape[-1]} is padded to {rows} x {cols} records"
-    return f"W12 would take {bits:.2f} bits per weight: {cause}"
+    return f"{GROWS} {bits:.2f} bits per weight: {cause}"

@@ -26,6 +26,7 @@ from specpilot_cli.io.atomic import atomic_output
 
 MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
+_CACHE_SAMPLES = 64
 
 #: safetensors dtype → numpy dtype that holds the same bits.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -117,6 +118,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._forgets = False
         try:
             self._handle: BinaryIO = path.open("rb", buffering=0)
         except OSError as error:
@@ -126,7 +128,7 @@ class SafetensorsFile:
         try:
             self._size = os.fstat(self._handle.fileno()).st_size
             self.header_bytes = self._read_header()
-            self.metadata, self._infos = _parse_header(path, self.header_bytes, self._size)
+            self.metadata, self._infos = parse_header(path, self.header_bytes, self._size)
         except BaseException:
             self._handle.close()
             raise
@@ -170,6 +172,30 @@ class SafetensorsFile:
         self._read_at(info.start, flat.data)
         return flat.view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
 
+    def read_into(self, info: TensorInfo, offset: int, target: memoryview) -> None:
+        """Fill `target` with bytes of a tensor of this file, from its byte `offset` on."""
+        if offset < 0 or offset + target.nbytes > info.nbytes:
+            raise ValueError(f"`{info.name}` has no bytes {offset} to {offset + target.nbytes}")
+        self._read_at(info.start + offset, target)
+
+    def read_once(self) -> None:
+        """Say that the file will be read from front to back, once.
+
+        The system then reads ahead, and `forget` drops what was read from its cache, unless most
+        of the file was cached before: what the user had there stays.
+        """
+        handle = self._handle.fileno()
+        step = max(1, self._size // _CACHE_SAMPLES)
+        samples = range(0, self._size, step)
+        cached = sum(_is_cached(handle, position) for position in samples)
+        self._forgets = 2 * cached < len(samples)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def forget(self, start: int, nbytes: int) -> None:
+        """Drop bytes from the system's cache as `read_once` says; `start` is a file offset."""
+        if self._forgets and nbytes:
+            os.posix_fadvise(self._handle.fileno(), start, nbytes, os.POSIX_FADV_DONTNEED)
+
     def read_bytes(self, name: str) -> bytes:
         """Return the raw little-endian bytes of tensor `name`."""
         info = self.info(name)
@@ -203,6 +229,17 @@ class SafetensorsFile:
             done += count
 
 
+def _is_cached(descriptor: int, position: int) -> bool:
+    """Return whether a byte can be read without touching the disk; True where nobody can tell."""
+    try:
+        os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except (AttributeError, OSError):
+        return True
+    return True
+
+
 def _bad(path: Path, message: str) -> InputError:
     return InputError(
         f"bad safetensors file: {message}",
@@ -211,9 +248,13 @@ def _bad(path: Path, message: str) -> InputError:
     )
 
 
-def _parse_header(
+def parse_header(
     path: Path, header: bytes, file_size: int
 ) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """Return metadata and tensors, in the order of their data, of a file of `file_size` bytes.
+
+    header: the JSON text without its length. InputError names `path`.
+    """
     entries = _load_json(path, header)
     metadata = _check_metadata(path, entries.pop("__metadata__", {}))
     data_start = 8 + len(header)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,19 +19,29 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.hashing import Crc32
 from specpilot_cli.io.hf_folder import CONFIG_NAME, open_hf_folder, read_exact_text
 from specpilot_cli.io.json_file import parse_json
-from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorData, array_data, byte_view
+from specpilot_cli.io.safetensors_stream import (
+    SafetensorsFile,
+    TensorData,
+    TensorInfo,
+    array_data,
+    byte_view,
+    parse_header,
+)
 from specpilot_cli.io.validation import validate
 from specpilot_cli.schema.w12_manifest import (
     FORMAT_NAME,
     MANIFEST_NAME,
     W12Manifest,
+    W12Source,
     W12Tensor,
     self_digest,
 )
 from specpilot_kernels.w12 import codec, layout
 from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
+from specpilot_kernels.w12.stripes import Stripe
 
 QUANT_METHOD = "w12"
 _PART_DTYPES = {
@@ -40,6 +51,7 @@ _PART_DTYPES = {
     "escape_col": "I32",
     "escape_bits": "U16",
 }
+_CHUNK_BYTES = 1 << 20
 _CONVERT_AGAIN = "the conversion did not finish or was edited: run `specpilot convert-w12` again"
 
 
@@ -68,6 +80,13 @@ def read_manifest(path: Path) -> W12Manifest:
             hint="give a folder with config.json and safetensors files",
         )
     file = path / MANIFEST_NAME
+    if not file.is_file() and path.name.endswith(".partial"):
+        name = path.name.removeprefix(".").removesuffix(".partial")
+        raise InputError(
+            f"`{path}` is what an interrupted conversion left, not a finished W12 folder",
+            where=str(path),
+            hint=f"continue it: `specpilot convert-w12 SRC -o {path.with_name(name)} --resume`",
+        )
     if not file.is_file():
         raise InputError(
             f"`{path}` is not a finished W12 folder: it has no `{MANIFEST_NAME}`",
@@ -101,8 +120,8 @@ def _check_versions(data: Any, file: Path) -> None:
 class W12Folder:
     """An open W12 folder whose shards hold exactly the tensors its manifest lists.
 
-    A context manager. Contents are not hashed on opening: `original` returns what the
-    files hold; comparing its sha256 with the manifest's is the caller's choice.
+    A context manager. Contents are not hashed on opening: hashing what is read is the caller's
+    choice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,13 +135,14 @@ class W12Folder:
                 self._shards[shard.name] = file
                 prefix = len(file.header_bytes).to_bytes(8, "little")
                 digest = hashlib.sha256(prefix + file.header_bytes).hexdigest()
-                if digest != shard.header_sha256:
+                if (digest, file.size_bytes) != (shard.header_sha256, shard.size_bytes):
                     raise InputError(
                         "the safetensors header is not the one that was converted",
                         where=str(path / shard.name),
                         hint=_CONVERT_AGAIN,
                     )
             self._check_names()
+            self._check_sources()
         except BaseException:
             self._stack.close()
             raise
@@ -151,20 +171,88 @@ class W12Folder:
         }
         return EncodedW12(shape=tuple(tensor.shape), **parts)
 
-    def window(self, tensor: W12Tensor) -> npt.NDArray[np.uint8]:
-        """Return only the windows of a converted tensor, uint8 [channels]."""
-        suffix = layout.PART_SUFFIXES["window"]
-        return self._shards[tensor.shard].read_array(tensor.name + suffix)
+    def tensors_of(self, source: W12Source) -> list[W12Tensor]:
+        """Return the tensors of one source file, in the order of its data."""
+        return [tensor for tensor in self.manifest.tensors if tensor.source == source.name]
 
-    def original(self, tensor: W12Tensor, *, threads: int = 1) -> npt.NDArray[Any]:
+    def read_once(self) -> None:
+        """Say that every shard will be read once, see `SafetensorsFile.read_once`."""
+        for file in self._shards.values():
+            file.read_once()
+
+    def shard(self, tensor: W12Tensor) -> SafetensorsFile:
+        """Return the open file that holds `tensor`."""
+        return self._shards[tensor.shard]
+
+    def part(self, tensor: W12Tensor, part: str = "") -> TensorInfo:
+        """Return where one part of a converted tensor lies; without a part, a stored tensor."""
+        suffix = layout.PART_SUFFIXES[part] if part else ""
+        return self._shards[tensor.shard].info(tensor.name + suffix)
+
+    def window_range(self, tensor: W12Tensor) -> tuple[int, int]:
+        """Return the least and the greatest window of a converted tensor's channels."""
+        info, low, high = self.part(tensor, "window"), 255, 0
+        for start in range(0, info.nbytes, _CHUNK_BYTES):
+            window = np.empty(min(_CHUNK_BYTES, info.nbytes - start), np.uint8)
+            self._shards[tensor.shard].read_into(info, start, window.data)
+            low, high = min(low, int(window.min())), max(high, int(window.max()))
+        return low, high
+
+    def read_stripe(
+        self, tensor: W12Tensor, stripe: Stripe, records: npt.NDArray[np.uint8]
+    ) -> EncodedW12:
+        """Return one stripe of a converted tensor; only its own bytes are read.
+
+        records: uint8 [row blocks, column blocks, 12288] to read into. MalformedW12 where the
+        escape pointers cannot be followed; the rest is not yet checked.
+        """
+        self._read(tensor, "records", stripe.block, records)
+        window = np.empty(stripe.rows, np.uint8)
+        self._read(tensor, "window", stripe.channel, window)
+        ptr = np.empty(stripe.rows + 1, "<i4")
+        self._read(tensor, "escape_ptr", stripe.channel, ptr)
+        first, count = int(ptr[0]), int(ptr[-1]) - int(ptr[0])
+        cols, escapes = tensor.shape[-1], tensor.escapes or 0
+        if not (first >= 0 and 0 <= count <= stripe.rows * cols and first + count <= escapes):
+            raise MalformedW12("escape_ptr leads out of the escape list")
+        channels = self.part(tensor, "window").nbytes
+        if (stripe.channel == 0 and first != 0) or (
+            stripe.channel + stripe.rows == channels and first + count != escapes
+        ):
+            raise MalformedW12("escape_ptr does not cover the escape list")
+        escape_col, escape_bits = np.empty(count, "<i4"), np.empty(count, "<u2")
+        self._read(tensor, "escape_col", first, escape_col)
+        self._read(tensor, "escape_bits", first, escape_bits)
+        shape = (stripe.rows, cols)
+        return EncodedW12(shape, records, window, ptr - ptr[0], escape_col, escape_bits)
+
+    def _read(self, tensor: W12Tensor, part: str, start: int, target: npt.NDArray[Any]) -> None:
+        """Fill `target` with the part from index `start` of its first dimension on."""
+        info = self.part(tensor, part)
+        step = target.itemsize * math.prod(target.shape[1:])
+        self._shards[tensor.shard].read_into(info, start * step, byte_view(target))
+
+    def original(
+        self, tensor: W12Tensor, *, check: bool = False, threads: int = 1
+    ) -> npt.NDArray[Any]:
         """Return a tensor as it was before the conversion, [shape], BF16 as uint16.
 
-        InputError names the tensor when its parts contradict each other.
+        InputError names the tensor when its parts contradict each other, and with `check` when
+        what is stored has not the manifest's CRC-32.
         """
         if tensor.encoding == "stored":
-            return self.stored(tensor)
+            array = self.stored(tensor)
+            digest = Crc32()
+            if check:
+                digest.update(byte_view(array))
+            if check and digest.hexdigest() != tensor.stored_crc32:
+                raise self.damaged(tensor, "its bytes are not the source's")
+            return array
+        encoded = self.encoded(tensor)
+        if check and parts_crc32(encoded) != tensor.stored_crc32:
+            raise self.damaged(tensor, "its stored parts were altered")
         try:
-            return codec.decode(self.encoded(tensor), threads=threads)
+            return codec.decode(encoded, threads=threads)
         except MalformedW12 as error:
             raise self.damaged(tensor, str(error)) from error
 
@@ -196,6 +284,23 @@ class W12Folder:
             if extra:
                 raise InputError(
                     f"`{min(extra)}` is not in the manifest", where=str(self.path / shard_name)
+                )
+
+    def _check_sources(self) -> None:
+        """Refuse source headers that do not list exactly the manifest's tensors, in order."""
+        for source in self.manifest.sources:
+            where = self.path / MANIFEST_NAME
+            _, infos = parse_header(where, source.header.encode(), source.size_bytes)
+            listed = [(info.name, info.dtype, info.shape) for info in infos.values()]
+            ours = [
+                (tensor.name, tensor.dtype, tuple(tensor.shape))
+                for tensor in self.tensors_of(source)
+            ]
+            if listed != ours:
+                raise InputError(
+                    f"the source header of `{source.name}` lists other tensors than the manifest",
+                    where=str(where),
+                    hint=_CONVERT_AGAIN,
                 )
 
 
@@ -233,9 +338,9 @@ def encoded_parts(name: str, encoded: EncodedW12) -> Iterator[tuple[str, TensorD
         yield name + suffix, array_data(getattr(encoded, part))
 
 
-def parts_digest(encoded: EncodedW12) -> str:
-    """Return the sha256 over the five parts' bytes in the order they are hashed."""
-    digest = hashlib.sha256()
+def parts_crc32(encoded: EncodedW12) -> str:
+    """Return the CRC-32 over the five parts' bytes in the order they are hashed."""
+    digest = Crc32()
     for part in layout.PART_SUFFIXES:
         digest.update(byte_view(getattr(encoded, part)))
     return digest.hexdigest()
@@ -246,16 +351,13 @@ def read_w12_tensors(
 ) -> Iterator[tuple[str, str, npt.NDArray[Any]]]:
     """Yield (name, safetensors dtype, array [shape]) of the original checkpoint, tensor by tensor.
 
-    BF16 arrives as uint16 bit patterns; other dtypes as their numpy dtype. With `check`, each
-    tensor's sha256 is compared with the source's before it is handed out. InputError: see
+    BF16 arrives as uint16 bit patterns; other dtypes as their numpy dtype. With `check`, what is
+    stored of each tensor is compared with its CRC-32 before it is decoded. InputError: see
     `read_manifest`; a damaged tensor is named.
     """
     with W12Folder(folder) as opened:
         for tensor in opened.manifest.tensors:
-            array = opened.original(tensor, threads=threads)
-            if check and hashlib.sha256(byte_view(array)).hexdigest() != tensor.sha256:
-                raise opened.damaged(tensor, "its bytes are not the source's")
-            yield tensor.name, tensor.dtype, array
+            yield tensor.name, tensor.dtype, opened.original(tensor, check=check, threads=threads)
 
 
 def read_folder_tensors(folder: Path) -> Iterator[tuple[str, str, npt.NDArray[Any]]]:

@@ -4,7 +4,7 @@
     model = AutoModelForCausalLM.from_pretrained("Qwen3-4B-W12")
 
 The model is the one that the BF16 checkpoint gives: plain modules, every weight decoded exactly
-while it is loaded and checked against the source's hash. Saving it writes a BF16 checkpoint.
+while it is loaded, after a check of its stored bytes. Saving it writes a BF16 checkpoint.
 
 How: method "w12" is registered with transformers' quantizers, and one function of the loader,
 `PreTrainedModel._load_pretrained_model`, is wrapped so that for a W12 folder it receives the

@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Final
 
 LAYOUT: Final = 1
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Of the folder and its manifest; 1 had other hashes and was never published."""
 
 RECORD_ROWS: Final = 128
 RECORD_COLS: Final = 64
@@ -132,3 +133,9 @@ def encoded_nbytes(rows: int, cols: int, escapes: int, *, matrices: int = 1) -> 
         + (channels + 1) * ESCAPE_PTR_BYTES
         + escapes * (ESCAPE_COL_BYTES + ESCAPE_BITS_BYTES)
     )
+
+
+def encoded_tensor_nbytes(shape: tuple[int, ...], escapes: int) -> int:
+    """Return `encoded_nbytes` of a tensor [rows, cols] or [matrices, rows, cols]."""
+    rows, cols = shape[-2:]
+    return encoded_nbytes(rows, cols, escapes, matrices=shape[0] if len(shape) == 3 else 1)

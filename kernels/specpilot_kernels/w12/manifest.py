@@ -43,7 +43,7 @@ class TensorEntry:
     """One tensor of the source checkpoint.
 
     encoding: "w12" or "stored". dtype: safetensors name. shard: file name in the folder.
-    sha256: of the source's bytes.
+    stored_crc32: of what the folder stores, the five parts in order or the source's own bytes.
     """
 
     name: str
@@ -51,7 +51,7 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     shard: str
-    sha256: str
+    stored_crc32: str
 
     def stored_names(self) -> tuple[str, ...]:
         """The safetensors entries that hold this tensor."""
@@ -110,5 +110,5 @@ def _entry(tensor: dict[str, Any]) -> TensorEntry:
         dtype=tensor["dtype"],
         shape=tuple(tensor["shape"]),
         shard=tensor["shard"],
-        sha256=tensor["sha256"],
+        stored_crc32=tensor["stored_crc32"],
     )

@@ -204,9 +204,9 @@ def test_stray_safetensors_is_refused_and_other_files_are_noted(packed: Path) ->
 @pytest.mark.parametrize("key", ["version", "layout"])
 def test_unknown_format_number_is_named(key: str, packed: Path) -> None:
     data = json.loads((packed / MANIFEST_NAME).read_text(encoding="utf-8"))
-    data[key] = 2
+    data[key] = 99
     (packed / MANIFEST_NAME).write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(InputError, match=f"W12 {key} 2 is unknown"):
+    with pytest.raises(InputError, match=f"W12 {key} 99 is unknown"):
         verify_folder(packed)
 
 

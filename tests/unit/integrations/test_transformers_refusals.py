@@ -19,6 +19,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers import HfQuantizer
 
 from specpilot_kernels.integrations.transformers import W12Config, check_transformers
+from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import LOADER_NOTICE, W12FolderError
 from tests.unit.convert_w12.conftest import convert
 from tests.unit.integrations.conftest import MakeFolders, bits, load, shard_names
@@ -69,7 +70,8 @@ def test_an_unknown_layout_or_version_is_refused_by_number(
 ) -> None:
     edit_config(packed, lambda config: config["quantization_config"].update(change))
     ((key, value),) = change.items()
-    with pytest.raises(W12FolderError, match=f"W12 {key} {value} is unknown.* reads 1"):
+    read = {"version": layout.FORMAT_VERSION, "layout": layout.LAYOUT}[key]
+    with pytest.raises(W12FolderError, match=f"W12 {key} {value} is unknown.* reads {read}"):
         load(packed)
 
 
@@ -81,8 +83,8 @@ def test_a_configuration_without_numbers_is_refused(packed: Path) -> None:
 
 @pytest.mark.parametrize("key", ["version", "layout"])
 def test_the_manifests_numbers_count_too(key: str, packed: Path) -> None:
-    edit_manifest(packed, lambda data: data.update({key: 2}))
-    with pytest.raises(W12FolderError, match=f"W12 {key} 2 is unknown"):
+    edit_manifest(packed, lambda data: data.update({key: 9}))
+    with pytest.raises(W12FolderError, match=f"W12 {key} 9 is unknown"):
         load(packed)
 
 

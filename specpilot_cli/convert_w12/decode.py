@@ -1,0 +1,141 @@
+"""One tensor of a W12 folder back to the source's bytes, stripe by stripe and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specpilot_cli.convert_w12.pipeline import (
+    Crew,
+    HashChain,
+    Piece,
+    Slot,
+    byte_pieces,
+    stripe_of,
+    stripe_pieces,
+)
+from specpilot_cli.io.safetensors_stream import tensor_nbytes
+from specpilot_cli.io.w12_folder import W12Folder
+from specpilot_cli.schema.w12_manifest import W12Source, W12Tensor
+from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
+
+Raw = npt.NDArray[np.uint8]
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Job:
+    piece: Piece
+    slot: Slot
+    raw: Raw
+    decoding: Future[None] | None
+    malformed: str | None = None
+
+
+def source_head(source: W12Source) -> bytes:
+    """Return the first bytes of a source file: length prefix and header."""
+    header = source.header.encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+def tensor_pieces(tensor: W12Tensor) -> Iterable[Piece]:
+    """Yield the pieces in which a tensor is read and decoded."""
+    if tensor.encoding == "w12":
+        return stripe_pieces(tuple(tensor.shape))
+    return byte_pieces(tensor_nbytes(tensor.dtype, tensor.shape))
+
+
+def decode_tensor(
+    crew: Crew,
+    opened: W12Folder,
+    tensor: W12Tensor,
+    take: Callable[[Piece, Raw, Slot], None],
+    *,
+    stored: HashChain | None = None,
+) -> str | None:
+    """Give `take` the source's bytes of every piece, in order, with the slot that holds them.
+
+    stored: gets what the folder stores of the tensor, in hashing order. Returns what is
+    malformed, if anything is: then not all pieces were given.
+    """
+    malformed: list[str] = []
+
+    def start(piece: Piece) -> _Job:
+        slot = crew.slot()
+        if tensor.encoding == "stored":
+            raw = slot.raw(piece.nbytes)
+            opened.shard(tensor).read_into(opened.part(tensor), piece.start, raw.data)
+            if stored is not None:
+                stored.update(raw, slot)
+            return _Job(piece, slot, raw, None)
+        return _start_stripe(crew, opened, tensor, piece, slot, stored)
+
+    def finish(job: _Job) -> bool:
+        what = job.malformed
+        try:
+            if job.decoding is not None:
+                job.decoding.result()
+        except MalformedW12 as error:
+            what = str(error)
+        if what is None and not malformed:
+            take(job.piece, job.raw, job.slot)
+        elif what is not None:
+            malformed.append(what)
+        job.slot.drop()
+        return not malformed
+
+    if crew.flow(tensor_pieces(tensor), start, finish) and stored is not None:
+        _hash_small_parts(opened, tensor, stored)
+    return malformed[0] if malformed else None
+
+
+def forget_tensor(opened: W12Folder, tensor: W12Tensor) -> None:
+    """Drop what was read of a tensor from the system's cache, if it came there by reading it."""
+    parts = tuple(layout.PART_SUFFIXES) if tensor.encoding == "w12" else ("",)
+    for part in parts:
+        info = opened.part(tensor, part)
+        opened.shard(tensor).forget(info.start, info.nbytes)
+
+
+def _start_stripe(
+    crew: Crew,
+    opened: W12Folder,
+    tensor: W12Tensor,
+    piece: Piece,
+    slot: Slot,
+    stored: HashChain | None,
+) -> _Job:
+    stripe, cols = stripe_of(piece), tensor.shape[-1]
+    raw = slot.raw(piece.nbytes)
+    records = slot.records(stripe.blocks, cols)
+    try:
+        encoded = opened.read_stripe(tensor, stripe, records)
+    except MalformedW12 as error:
+        return _Job(piece, slot, raw, None, str(error))
+    if stored is not None:
+        stored.update(records, slot)
+    bits = raw.view("<u2").reshape(stripe.rows, cols)
+    return _Job(piece, slot, raw, crew.pool.submit(_decode, crew, encoded, bits))
+
+
+def _decode(crew: Crew, encoded: EncodedW12, bits: npt.NDArray[np.uint16]) -> None:
+    crew.codec.decode_stripe(encoded, bits)
+
+
+def _hash_small_parts(opened: W12Folder, tensor: W12Tensor, stored: HashChain) -> None:
+    if tensor.encoding == "stored":
+        return
+    for part in layout.PART_SUFFIXES:
+        if part == "records":
+            continue
+        info = opened.part(tensor, part)
+        for start in range(0, info.nbytes, _CHUNK_BYTES):
+            chunk = np.empty(min(_CHUNK_BYTES, info.nbytes - start), np.uint8)
+            opened.shard(tensor).read_into(info, start, chunk.data)
+            stored.update(chunk)
