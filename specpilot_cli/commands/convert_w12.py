@@ -31,7 +31,7 @@ DryRun = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Convert only matching names; repeatable."),
+    typer.Option("--include", metavar="GLOB", help="Convert only these full names; repeatable."),
 ]
 Exclude = Annotated[
     list[str] | None,
@@ -104,7 +104,7 @@ def convert_w12(
 
         specpilot convert-w12 Qwen/Qwen3-4B@main -o Qwen3-4B-W12 --shard-size 5GB --resume
 
-        specpilot convert-w12 model -o model-w12 --exclude 'lm_head.*' --json
+        specpilot convert-w12 model -o model-w12 --exclude lm_head --json
     """
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter

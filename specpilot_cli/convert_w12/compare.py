@@ -51,7 +51,6 @@ class Comparison:
         """Return how the tensor differs, or None if it does not."""
         if self._file is None or self._info is None:
             return self._other
-        self._file.forget(self._info.start, self._info.nbytes)
         if not self._different:
             return None
         place = ", ".join(str(int(i)) for i in np.unravel_index(self._first, self._info.shape))

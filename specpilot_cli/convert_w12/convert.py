@@ -108,7 +108,6 @@ def survey_folder(
                     continue
                 file = sources.open(tensor)
                 progress.add(survey_tensor(crew, file, tensor.info, shard.name))
-                file.forget(tensor.info.start, tensor.info.nbytes)
     stored = sum(outcome.stored_bytes for outcome in progress.outcomes)
     carried = _carried_bytes(folder)
     needed = stored + carried + _DISK_MARGIN_BYTES
@@ -286,7 +285,6 @@ class _Job:
     ) -> None:
         info = tensor.info
         outcome, stored_crc32 = convert_tensor(self.crew, stream, info, out, tensor.reason)
-        stream.file.forget(info.start, info.nbytes)
         # Nobody waits for the hashes here: the next tensor is read meanwhile.
         prefix_sha256 = stream.chain.hexdigest()
         self.written.append((tensor, outcome, stored_crc32, prefix_sha256))

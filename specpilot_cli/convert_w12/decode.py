@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +26,6 @@ from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
 Raw = npt.NDArray[np.uint8]
 
 _CHUNK_BYTES = 1 << 20
-
-
-@dataclass(slots=True)
-class _Job:
-    piece: Piece
-    slot: Slot
-    raw: Raw
-    decoding: Future[None] | None
-    malformed: str | None = None
 
 
 def source_head(source: W12Source) -> bytes:
@@ -66,62 +56,34 @@ def decode_tensor(
     """
     malformed: list[str] = []
 
-    def start(piece: Piece) -> _Job:
-        slot = crew.slot()
+    def load(piece: Piece, slot: Slot) -> tuple[Raw, Future[None] | None]:
+        raw = slot.raw(piece.nbytes)
         if tensor.encoding == "stored":
-            raw = slot.raw(piece.nbytes)
             opened.shard(tensor).read_into(opened.part(tensor), piece.start, raw.data)
             if stored is not None:
                 stored.update(raw, slot)
-            return _Job(piece, slot, raw, None)
-        return _start_stripe(crew, opened, tensor, piece, slot, stored)
+            return raw, None
+        stripe, cols = stripe_of(piece), tensor.shape[-1]
+        records = slot.records(stripe.blocks, cols)
+        encoded = opened.read_stripe(tensor, stripe, records)
+        if stored is not None:
+            stored.update(records, slot)
+        return raw, crew.submit(slot, _decode, crew, encoded, raw.view("<u2").reshape(-1, cols))
 
-    def finish(job: _Job) -> bool:
-        what = job.malformed
+    def finish(piece: Piece, slot: Slot, loaded: Future[tuple[Raw, Future[None] | None]]) -> bool:
         try:
-            if job.decoding is not None:
-                job.decoding.result()
+            raw, decoding = loaded.result()
+            if decoding is not None:
+                decoding.result()
         except MalformedW12 as error:
-            what = str(error)
-        if what is None and not malformed:
-            take(job.piece, job.raw, job.slot)
-        elif what is not None:
-            malformed.append(what)
-        job.slot.drop()
-        return not malformed
+            malformed.append(str(error))
+            return False
+        take(piece, raw, slot)
+        return True
 
-    if crew.flow(tensor_pieces(tensor), start, finish) and stored is not None:
+    if crew.flow(tensor_pieces(tensor), load, finish) and stored is not None:
         _hash_small_parts(opened, tensor, stored)
     return malformed[0] if malformed else None
-
-
-def forget_tensor(opened: W12Folder, tensor: W12Tensor) -> None:
-    """Drop what was read of a tensor from the system's cache, if it came there by reading it."""
-    parts = tuple(layout.PART_SUFFIXES) if tensor.encoding == "w12" else ("",)
-    for part in parts:
-        info = opened.part(tensor, part)
-        opened.shard(tensor).forget(info.start, info.nbytes)
-
-
-def _start_stripe(
-    crew: Crew,
-    opened: W12Folder,
-    tensor: W12Tensor,
-    piece: Piece,
-    slot: Slot,
-    stored: HashChain | None,
-) -> _Job:
-    stripe, cols = stripe_of(piece), tensor.shape[-1]
-    raw = slot.raw(piece.nbytes)
-    records = slot.records(stripe.blocks, cols)
-    try:
-        encoded = opened.read_stripe(tensor, stripe, records)
-    except MalformedW12 as error:
-        return _Job(piece, slot, raw, None, str(error))
-    if stored is not None:
-        stored.update(records, slot)
-    bits = raw.view("<u2").reshape(stripe.rows, cols)
-    return _Job(piece, slot, raw, crew.pool.submit(_decode, crew, encoded, bits))
 
 
 def _decode(crew: Crew, encoded: EncodedW12, bits: npt.NDArray[np.uint16]) -> None:

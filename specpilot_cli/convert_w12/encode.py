@@ -31,6 +31,7 @@ from specpilot_kernels.w12.stripes import Stripe
 
 # Windows and the number of escapes of one stripe.
 _Surveyed = tuple[npt.NDArray[np.uint8], int]
+_Stored = tuple[npt.NDArray[np.uint8], Future[_Surveyed] | None]
 
 
 @dataclass(slots=True)
@@ -92,19 +93,16 @@ def survey_tensor(crew: Crew, file: SafetensorsFile, info: TensorInfo, shard: st
     """Return what converting a tensor would give; reads it and writes nothing."""
     found = _Windows()
 
-    def start(piece: Piece) -> tuple[Slot, Future[_Surveyed]]:
-        slot = crew.slot()
+    def load(piece: Piece, slot: Slot) -> Future[_Surveyed]:
         raw = slot.raw(piece.nbytes)
         file.read_into(info, piece.start, raw.data)
-        return slot, crew.pool.submit(_survey, crew, raw, info)
+        return crew.submit(slot, _survey, crew, raw, info)
 
-    def finish(job: tuple[Slot, Future[_Surveyed]]) -> bool:
-        slot, survey = job
-        found.add(*survey.result())
-        slot.drop()
+    def finish(_: Piece, slot: Slot, loaded: Future[Future[_Surveyed]]) -> bool:
+        found.add(*loaded.result().result())
         return True
 
-    crew.flow(stripe_pieces(info.shape), start, finish)
+    crew.flow(stripe_pieces(info.shape), load, finish)
     return _outcome(info, shard, found)
 
 
@@ -133,25 +131,22 @@ def _encode(
         return None
     chain, found = crew.stored_chain(), _Windows()
 
-    def start(piece: Piece) -> tuple[Slot, Future[EncodedW12 | None]]:
-        slot = crew.slot()
+    def load(piece: Piece, slot: Slot) -> Future[EncodedW12 | None]:
         raw = source.read(info, piece, slot)
-        return slot, crew.pool.submit(
-            _encode_checked, crew, slot, raw, info, stripe_of(piece), limit - found.escapes
+        return crew.submit(
+            slot, _encode_checked, crew, slot, raw, info, stripe_of(piece), limit - found.escapes
         )
 
-    def finish(job: tuple[Slot, Future[EncodedW12 | None]]) -> bool:
-        slot, task = job
-        encoded = task.result()
-        fits = encoded is not None and found.escapes + encoded.escapes <= limit
-        if encoded is not None and fits:
-            found.add(encoded.window, encoded.escapes)
-            chain.update(encoded.records, slot)
-            out.add_stripe(encoded)
-        slot.drop()
-        return fits
+    def finish(_: Piece, slot: Slot, loaded: Future[Future[EncodedW12 | None]]) -> bool:
+        encoded = loaded.result().result()
+        if encoded is None or found.escapes + encoded.escapes > limit:
+            return False
+        found.add(encoded.window, encoded.escapes)
+        chain.update(encoded.records, slot)
+        out.add_stripe(encoded)
+        return True
 
-    if not crew.flow(stripe_pieces(info.shape), start, finish):
+    if not crew.flow(stripe_pieces(info.shape), load, finish):
         out.forget_stripes()
         return None
     out.end_encoded(info, chain)
@@ -167,22 +162,19 @@ def _store(
     pieces = byte_pieces(info.nbytes) if reason is not None else stripe_pieces(info.shape)
     out.begin_stored(info)
 
-    def start(piece: Piece) -> tuple[Slot, npt.NDArray[np.uint8], Future[_Surveyed] | None]:
-        slot = crew.slot()
+    def load(piece: Piece, slot: Slot) -> _Stored:
         raw = source.read(info, piece, slot)
         chain.update(raw, slot)
-        survey = crew.pool.submit(_survey, crew, raw, info) if reason is None else None
-        return slot, raw, survey
+        return raw, crew.submit(slot, _survey, crew, raw, info) if reason is None else None
 
-    def finish(job: tuple[Slot, npt.NDArray[np.uint8], Future[_Surveyed] | None]) -> bool:
-        slot, raw, survey = job
+    def finish(_: Piece, slot: Slot, loaded: Future[_Stored]) -> bool:
+        raw, survey = loaded.result()
         if survey is not None:
             found.add(*survey.result())
         out.add_bytes(raw.data)
-        slot.drop()
         return True
 
-    crew.flow(pieces, start, finish)
+    crew.flow(pieces, load, finish)
     out.end_stored(info)
     if reason is not None:
         return kept(info, out.name, reason), chain.hexdigest()

@@ -1,8 +1,8 @@
 """Threads and reused buffers with which stripes flow from one file to another, in order.
 
-The calling thread reads and writes; a pool encodes or decodes; each hash has a thread of its own,
-because a hash is a chain. What is under way at any time is bounded, so memory depends neither on
-the checkpoint nor on its tensors.
+One thread reads, a pool encodes or decodes, the calling thread writes; each hash has a thread of
+its own, because a hash is a chain. What is under way at any time is bounded, so memory depends
+neither on the checkpoint nor on its tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -26,12 +26,14 @@ from specpilot_cli.io.safetensors_stream import byte_view
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.stripes import STRIPE_WEIGHTS, Stripe, StripeCodec, stripes
 
-J = TypeVar("J")
+T = TypeVar("T")
 
 PIECE_BYTES = 2 * STRIPE_WEIGHTS
 # Buffers that a very wide row block made larger than this are given back after use.
 _KEPT_BYTES = 2 * PIECE_BYTES
 _IN_FLIGHT_BYTES = 16 * PIECE_BYTES
+# Read ahead of the workers: a disk that stops for some milliseconds stops nobody else.
+_SPARE_PIECES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +147,19 @@ class Crew:
 
     def __init__(self, codec: StripeCodec, workers: int) -> None:
         self.codec = codec
-        self._depth = max(1, workers) + 2
+        self._depth = max(1, workers) + _SPARE_PIECES
         self._free: queue.LifoQueue[Slot] = queue.LifoQueue()
         # Two more than are in line: they may wait for a hash while the next ones are read.
         for _ in range(self._depth + 2):
             self._free.put(Slot(self._free))
         self._stack = ExitStack()
-        self.pool, self._source, self._stored = (
+        # Closed in the reverse order: what is being read still goes to the others.
+        self._pool, self._source, self._stored, self._reader = (
             self._stack.enter_context(ThreadPoolExecutor(count, name))
-            for count, name in ((max(1, workers), "w12"), (1, "source hash"), (1, "stored hash"))
-        )
+            for count, name in (
+                (max(1, workers), "w12"), (1, "source hash"), (1, "stored hash"), (1, "reader"),
+            )
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self
@@ -175,31 +180,55 @@ class Crew:
         """Return a new CRC-32 of what is stored for one tensor."""
         return HashChain(self._stored, Crc32())
 
-    def slot(self) -> Slot:
-        """Return free buffers, held once; waits for them if all are in use."""
-        slot = self._free.get()
+    def submit(self, slot: Slot, work: Callable[..., T], *args: object) -> Future[T]:
+        """Run `work` in the pool; it may use the buffers of `slot` until it returns."""
         slot.hold()
-        return slot
+
+        def run() -> T:
+            try:
+                return work(*args)
+            finally:
+                slot.drop()
+
+        return self._pool.submit(run)
 
     def flow(
         self,
         pieces: Iterable[Piece],
-        start: Callable[[Piece], J],
-        finish: Callable[[J], bool],
+        load: Callable[[Piece, Slot], T],
+        finish: Callable[[Piece, Slot, Future[T]], bool],
     ) -> bool:
-        """Start every piece in order and finish them in order, a few of them under way at once.
+        """Load every piece in order and finish them in order, several of them under way at once.
 
-        Once a `finish` returns False nothing more is started; the pieces under way are still
-        finished. Returns whether all returned True.
+        `load` runs on the reading thread, `finish` on the caller's. Once a `finish` returns
+        False nothing more is loaded or finished; what is still at work has its own hold on its
+        buffers. Returns whether all returned True.
         """
-        line: deque[J] = deque()
+        line: deque[tuple[Piece, Slot, Future[T]]] = deque()
         good = True
+
+        def advance() -> None:
+            nonlocal good
+            piece, slot, loaded = line.popleft()
+            if good:
+                good = finish(piece, slot, loaded)
+            else:
+                wait([loaded])
+            slot.drop()
+
         for piece in pieces:
-            line.append(start(piece))
+            slot = self._slot()
+            line.append((piece, slot, self._reader.submit(load, piece, slot)))
             if len(line) >= min(self._depth, max(1, _IN_FLIGHT_BYTES // piece.nbytes)):
-                good = finish(line.popleft()) and good
+                advance()
             if not good:
                 break
         while line:
-            good = finish(line.popleft()) and good
+            advance()
         return good
+
+    def _slot(self) -> Slot:
+        """Return free buffers, held once; waits for them if all are in use."""
+        slot = self._free.get()
+        slot.hold()
+        return slot

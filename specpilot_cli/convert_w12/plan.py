@@ -41,7 +41,10 @@ MAX_INPUTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Glob patterns on full names: convert only `include` (all if empty), minus `exclude`."""
+    """Glob patterns on full names: convert only `include` (all if empty), minus `exclude`.
+
+    A pattern matches the whole name of a tensor or of the module that holds it, never a part.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -132,7 +135,7 @@ def check_selection(selection: Selection, folder: HfFolder) -> None:
     names = [info.name for _, info in folder.tensors]
     for option, patterns in (("--include", selection.include), ("--exclude", selection.exclude)):
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(_matches(name, pattern) for name in names):
                 raise InputError(
                     f"`{pattern}` matches no tensor",
                     where=option,
@@ -166,11 +169,15 @@ def reason_to_keep(info: TensorInfo, config: dict[str, Any], selection: Selectio
 
 def _selected(name: str, selection: Selection) -> str | None:
     for pattern in selection.exclude:
-        if fnmatchcase(name, pattern):
+        if _matches(name, pattern):
             return f"excluded by `{pattern}`"
-    if selection.include and not any(fnmatchcase(name, p) for p in selection.include):
+    if selection.include and not any(_matches(name, p) for p in selection.include):
         return "not among the included"
     return None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
 
 
 def _reason_for_matrix(name: str, config: dict[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from specpilot_cli.convert_w12.decode import Raw, decode_tensor, forget_tensor, source_head
+from specpilot_cli.convert_w12.decode import Raw, decode_tensor, source_head
 from specpilot_cli.convert_w12.device import open_codec
 from specpilot_cli.convert_w12.pipeline import Crew, Piece, Slot
 from specpilot_cli.convert_w12.target import check_disk, check_target, copy_file
@@ -104,7 +104,6 @@ class _Job:
                     self._compare(hashes)
                     raise self.opened.damaged(tensor, malformed)
                 hashes.append((tensor, chain.hexdigest()))
-                forget_tensor(self.opened, tensor)
             self._compare(hashes)
             sha256, size = chain.hexdigest().result(), file.position
             if (sha256, size) != (source.sha256, source.size_bytes):

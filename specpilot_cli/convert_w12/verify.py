@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specpilot_cli.convert_w12.compare import Problem, Reference
-from specpilot_cli.convert_w12.decode import Raw, decode_tensor, forget_tensor, source_head
+from specpilot_cli.convert_w12.decode import Raw, decode_tensor, source_head
 from specpilot_cli.convert_w12.device import open_codec
 from specpilot_cli.convert_w12.pipeline import Crew, HashChain, Piece, Slot
 from specpilot_cli.errors import InputError
@@ -139,7 +139,6 @@ class _Job:
                 comparison.add(piece.start, raw)
 
         malformed = decode_tensor(self.crew, self.opened, tensor, take, stored=stored)
-        forget_tensor(self.opened, tensor)
         difference = comparison.result() if comparison is not None else None
         return _Checked(tensor, malformed, difference, stored.hexdigest(), chain.hexdigest())
 

@@ -21,10 +21,21 @@ import numpy.typing as npt
 
 _BLOCK = 4096
 _CHUNK = 8 << 20
-_BUFFERS = 3
+_BUFFERS = 4
 _COMPARED = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
+
+
+# Buffers of files that were closed: first use of new memory costs as much as copying to it.
+_spare: list[Bytes] = []
+
+
+def _take_buffer() -> Bytes:
+    """Return a chunk's buffer; it begins on a page, which direct writes ask for."""
+    with contextlib.suppress(IndexError):
+        return _spare.pop()
+    return np.frombuffer(mmap.mmap(-1, _CHUNK), np.uint8)
 
 
 class AppendFile:
@@ -46,8 +57,7 @@ class AppendFile:
             )
         self._writer = ThreadPoolExecutor(1, "disk")
         self._pending: deque[tuple[Future[None], Bytes]] = deque()
-        # Anonymous maps begin on a page, which direct writes ask for.
-        self._free = [np.frombuffer(mmap.mmap(-1, _CHUNK), np.uint8) for _ in range(_BUFFERS)]
+        self._free = [_take_buffer() for _ in range(_BUFFERS)]
         self._buffer = self._free.pop()
         self._base, self._fill = 0, 0
         self._comparing = resume
@@ -105,10 +115,13 @@ class AppendFile:
 
     def close(self) -> None:
         """Stop writing and close; harmless when done already."""
+        if self._fd < 0:
+            return
         self._writer.shutdown(cancel_futures=True)
+        _spare.extend([self._buffer, *self._free, *(buffer for _, buffer in self._pending)])
         self._pending.clear()
         for descriptor in (self._fd, self._direct):
-            if descriptor is not None and descriptor >= 0:
+            if descriptor is not None:
                 os.close(descriptor)
         self._fd, self._direct = -1, None
 

@@ -36,6 +36,17 @@ def test_symlink_target_is_refused(make_checkpoint: MakeCheckpoint, tmp_path: Pa
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_link_in_the_place_of_the_partial_folder_is_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").write_text("years of work", encoding="utf-8")
+    (tmp_path / ".w12.partial").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="cannot write"):
+        convert(make_checkpoint(), tmp_path / "w12")
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["thesis.tex"]
+
+
 def test_overlap_with_the_source_is_refused(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
