@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from specpilot_cli.errors import SpecPilotError
+from specpilot_cli.errors import InputError, MachineError, SpecPilotError
+
+_MACHINE_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.EBADF}
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _stop_displays()
         _explain(error)
         return error.exit_code
+    except OSError as error:
+        _stop_displays()
+        return _explain_os_error(error)
     except Exception as error:  # noqa: BLE001 - the one place where any bug becomes a message
         _stop_displays()
         _report_bug(error)
@@ -51,6 +59,20 @@ def _explain(error: SpecPilotError) -> None:
         _say(error.hint, label="hint", style="cyan")
     if _debugging():
         traceback.print_exception(error)
+
+
+def _explain_os_error(error: OSError) -> int:
+    """What the file system answered: a full or broken disk is the machine's, the rest is input."""
+    if error.errno is None:
+        _report_bug(error)
+        return SpecPilotError.exit_code
+    of_machine = error.errno in _MACHINE_ERRORS
+    where = None if error.filename is None else str(error.filename)
+    kind = MachineError if of_machine else InputError
+    hint = "is there space, and may this user write there?" if of_machine else None
+    known = kind(error.strerror or str(error), where=where, hint=hint)
+    _explain(known)
+    return known.exit_code
 
 
 def _report_bug(error: Exception) -> None:

@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors
         line = re.search(r"at line (\d+)", str(error))
         where = f"{path}:{line.group(1)}" if line else str(path)
         raise InputError(f"invalid TOML: {error}", where=where) from error

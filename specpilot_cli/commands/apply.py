@@ -146,10 +146,12 @@ def _run(checked: CheckedRecipe, out: Path | None, *, quiet: bool) -> tuple[Reci
     from specpilot_cli.apply.run import apply_recipe
     from specpilot_cli.ui import ConsoleReporter
 
+    loaded = checked.loaded
+    options.check_not_input({"--out": out}, (loaded.target, loaded.drafter))
     with (
         ConsoleReporter(quiet) as reporter,
         _terminated_as_interrupted(),
-        run_folder(out, checked.loaded.recipe.name, reporter) as folder,
+        run_folder(out, loaded.recipe.name, reporter) as folder,
     ):
         result = apply_recipe(checked, folder, reporter=reporter)
         return result, _write(result)

@@ -107,6 +107,7 @@ def ceiling(
     from specpilot_cli.schema.step_profile import StepProfile
 
     options.check_output(output, force, ".html")
+    options.check_not_input({"-o": output}, (profile, lattices, peaks))
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
     step = read_json_model(_required(profile), StepProfile)

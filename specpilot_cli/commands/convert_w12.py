@@ -36,7 +36,9 @@ Exclude = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Worker threads; default: the processors, at most 8."),
+    typer.Option(
+        "--workers", min=1, max=1024, help="Worker threads; default: the processors, at most 8."
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -89,6 +91,8 @@ def convert_w12(
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(report, force, where="--report")
+    options.check_not_input({"--out": out, "--report": report}, (source,))
+    options.check_not_input({"--report": report}, (out,))
     _check_usage(device, out, dry_run)
     target = None if dry_run else out
     selection = Selection(tuple(include or ()), tuple(exclude or ()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
@@ -80,7 +80,7 @@ OptionalDrafterFolder = Annotated[
 DtypeOption = Annotated[
     Literal["float32", "bfloat16"], typer.Option("--dtype", help="Arithmetic of both models.")
 ]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads.")]
 
 # Every verdict word, so that a misspelt one cannot pass for acceptance.
 _EXIT_CODES = {
@@ -125,6 +125,30 @@ def check_output(output: Path | None, force: bool, *suffixes: str, where: str = 
         raise InputError(
             f"`{output}` already exists", where=where, hint="use --force to overwrite it"
         )
+
+
+def check_not_input(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
+    """Refuse outputs that would touch an input: `--force` must never cost a source.
+
+    `outputs` by option name. An output may not be an input file, lie inside an input folder, or
+    be another output. Raises `InputError`.
+    """
+    sources = [path.resolve() for path in inputs if path is not None]
+    taken: dict[Path, str] = {}
+    for name, given in outputs.items():
+        if given is None or str(given) == "-":
+            continue
+        path = given.resolve()
+        for source in sources:
+            if path == source or (source.is_dir() and source in path.parents):
+                raise InputError(
+                    f"`{given}` would overwrite or lie inside an input: `{source}`",
+                    where=name,
+                    hint="inputs are never changed; name another file",
+                )
+        if path in taken:
+            raise InputError(f"`{given}` is also the output of {taken[path]}", where=name)
+        taken[path] = name
 
 
 def check_new_file(path: Path | None, suffix: str, *, where: str, force: bool) -> None:

@@ -118,6 +118,7 @@ def paired_bench(
         specpilot paired-bench --from bench.json
     """
     options.check_output(output, force)
+    options.check_not_input({"-o": output}, (prompts, tokenizer, saved))
     urls = _named(baseline=baseline, candidate=candidate, ar=ar, baseline_again=baseline_again)
     if saved is not None:
         envelope, summary = _read_saved(saved, with_work=bool(urls) or prompts is not None)

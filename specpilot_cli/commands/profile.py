@@ -102,6 +102,7 @@ def profile(
     counts = _row_counts(rows, needed=step_times is not None, drafter=drafter)
     options.check_new_file(output, ".json", where="-o", force=force)
     options.check_new_file(step_times, ".json", where="--step-times", force=force)
+    options.check_not_input({"-o": output, "--step-times": step_times}, (target, drafter, prompts))
     engine = _load(target, drafter, mode, block, nodes, dtype, threads)
     plan = _plan(engine, prompts, steps, repeats, concurrency, seed)
     step, curve = _measure(engine, plan, counts, tree_block, quiet=quiet)

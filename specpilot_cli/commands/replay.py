@@ -134,6 +134,7 @@ def replay(
     from specpilot_cli.replay.anchors import ReplayOptions
 
     options.check_output(output, force)
+    options.check_not_input({"-o": output}, (lattice,))
     if list_policies:
         envelope, text = _policy_list()
     else:

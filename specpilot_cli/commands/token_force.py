@@ -90,6 +90,8 @@ def token_force(
     from specpilot_cli.token_force.session import Sources
 
     options.check_output(output, force)
+    files = [Path(given) for given in (system, stock, ar) if given and "://" not in given]
+    options.check_not_input({"-o": output}, (*files, prompts, tokenizer))
     sources = Sources(
         system, stock, scorer, ar, prompts, tokenizer, limit, concurrency, timeout, save_outputs,
         overwrite=force,

@@ -33,6 +33,11 @@ class ShardEntry(FileModel):
     shard: W12Shard
     tensors: list[W12Tensor]
     outcomes: list[Outcome]
+    self_sha256: str = ""
+
+    def digest(self) -> str:
+        """SHA-256 over everything but the digest: an edited or torn entry is not believed."""
+        return hashlib.sha256(self.model_dump_json(exclude={"self_sha256"}).encode()).hexdigest()
 
 
 class Journal:
@@ -59,6 +64,7 @@ class Journal:
             tensors=tensors,
             outcomes=outcomes,
         )
+        entry = entry.model_copy(update={"self_sha256": entry.digest()})
         atomic_write_text(self._path(shard.name), entry.model_dump_json(), force=True)
 
     def finished(self, name: str, source: Path, out: Path) -> ShardEntry | None:
@@ -72,6 +78,8 @@ class Journal:
         except (OSError, ValidationError):
             return None
         asked = (list(self._selection.include), list(self._selection.exclude))
+        if entry.self_sha256 != entry.digest():
+            return None
         if entry.layout != layout.LAYOUT or (entry.include, entry.exclude) != asked:
             return None
         if entry.shard.name != name or not _intact(entry, out):

@@ -339,16 +339,21 @@ async def _drain(chunks: AsyncIterator[bytes]) -> None:
 
 
 def _checked_url(base_url: str) -> str:
-    url = base_url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"`{base_url}` is not a server URL", hint="write it as http://host:port")
+    hint = "write it as http://host:port"
     try:
-        host = httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise InputError(f"`{base_url}` is not a valid URL: {error}") from error
+        url = httpx.URL(base_url)
+        host, port = url.host, url.port
+    except (httpx.InvalidURL, ValueError) as error:  # IDNA errors are ValueErrors
+        raise InputError(f"`{base_url}` is not a valid URL: {error}", hint=hint) from error
+    if url.scheme not in ("http", "https"):
+        raise InputError(f"`{base_url}` is not a server URL", hint=hint)
     if not host:
-        raise InputError(f"`{base_url}` names no host", hint="write it as http://host:port")
-    return url
+        raise InputError(f"`{base_url}` names no host", hint=hint)
+    if port is not None and not 1 <= port <= 65535:
+        raise InputError(f"`{base_url}` names no port between 1 and 65535", hint=hint)
+    if url.query or url.fragment:
+        raise InputError(f"`{base_url}` has a query or fragment, a server has none", hint=hint)
+    return str(url).rstrip("/")
 
 
 def _status_text(status: int, content: bytes) -> str:

@@ -15,6 +15,9 @@ from specpilot_cli.io.validation import Model, validate
 
 def read_text(path: Path) -> str:
     """The file's UTF-8 text. Raises `InputError` if it is missing, unreadable or not UTF-8."""
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise InputError(f"cannot read `{path}`: it is {kind}", where=str(path))
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -28,9 +31,15 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Strict JSON: no NaN or Infinity, no duplicate keys. `where` prefixes the line number."""
+    """Strict JSON: no NaN or Infinity, no duplicate keys, no half characters.
+
+    `where` prefixes the line number. Raises `InputError`.
+    """
     try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_unique_keys)
+        if "\\ud" in text.lower():  # a lone surrogate escape gives text that no file can hold
+            json.dumps(data, ensure_ascii=False).encode("utf-8")
+        return data
     except json.JSONDecodeError as error:
         raise InputError(f"invalid JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
     except (ValueError, RecursionError) as error:

@@ -33,6 +33,7 @@ from specpilot_cli.engines.reference.payload import Call, Item, parse_call
 from specpilot_cli.engines.reference.reply import JsonObject, Update, build_reply
 from specpilot_cli.engines.reference.scheduler import DEFAULT_MAX_RUNNING
 from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.io.json_file import parse_json
 
 ENGINE_NAME = "specpilot-reference"
 
@@ -310,8 +311,8 @@ async def _disconnected(request: Request) -> None:
 
 def _decode(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except ValueError as error:  # also invalid UTF-8
+        return parse_json(body.decode("utf-8"), "request body")
+    except (ValueError, InputError) as error:  # also invalid UTF-8
         raise InputError(f"the request body is not valid JSON: {error}") from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,9 @@ def load_target(
     folder: Path, *, capture: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
 ) -> TargetModel:
     """Load a Qwen3.5-like target; W12 tensors are decoded to their exact BF16 values first."""
-    model = TargetModel(TargetConfig.from_folder(folder), capture)
+    config = TargetConfig.from_folder(folder)
+    _check_size(lambda: TargetModel(config, capture), folder)
+    model = TargetModel(config, capture)
     _fill(model, _renamed(_tensors(folder)), folder, dtype)
     return model.eval()
 
@@ -41,9 +43,23 @@ def load_drafter(
         )
     check_pair(target.config, config, folder)
     n_features = len(target.capture) * target.config.hidden_size
+    _check_size(lambda: Drafter(config, target.embed_tokens, target.lm_head, n_features), folder)
     drafter = Drafter(config, target.embed_tokens, target.lm_head, n_features)
     _fill(drafter, _tensors(folder), folder, dtype)
     return drafter.eval()
+
+
+def _check_size(build: Callable[[], nn.Module], folder: Path) -> None:
+    """Refuse a config whose model the folder's files cannot hold, before memory is taken."""
+    with torch.device("meta"):
+        parameters = set(build().parameters())
+    n_parameters = sum(p.numel() for p in parameters)
+    n_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if n_parameters > n_bytes:  # even W12 stores a byte and a half each
+        raise InputError(
+            f"config.json describes {n_parameters:,} parameters, the files hold {n_bytes:,} bytes",
+            where=str(folder),
+        )
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -79,6 +95,9 @@ def _fill(
                     f"{tuple(parameters[name].shape)}",
                     where=str(folder),
                 )
+            if not torch.isfinite(tensor).all():
+                # its argmax would be token 0 forever, which looks like an answer
+                raise InputError(f"tensor {name} holds NaN or infinity", where=str(folder))
             parameters[name].copy_(tensor)
             filled.add(storage[name])
     missing = sorted(name for name, at in storage.items() if at not in filled)

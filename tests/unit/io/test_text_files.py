@@ -111,9 +111,27 @@ def test_many_problems_are_cut_short(tmp_path: Path) -> None:
     assert message.endswith("and 4 more")
 
 
-def test_yaml_that_refers_to_itself_ends(tmp_path: Path) -> None:
-    _, message, _ = _yaml_error(tmp_path, "id: a\npeaks: &p [*p]\n")
-    assert "peaks[0]" in message
+def _bomb(levels: int) -> str:
+    """A few hundred bytes that aliases would expand to 9 ** levels nodes."""
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "name"),
+    [
+        ("id: a\npeaks: &p [*p]\n", 2, "p"),
+        ("id: &i a\nmeasured: *i\n", 2, "i"),
+        ("id: a\nbest: &b {name: x, flop_per_s: 1}\nextra:\n  one: {<<: *b}\n", 4, "b"),
+        (_bomb(9), 2, "a0"),
+    ],
+    ids=["itself", "scalar", "merge key", "bomb"],
+)
+def test_yaml_aliases_are_refused(tmp_path: Path, text: str, line: int, name: str) -> None:
+    where, message, _ = _yaml_error(tmp_path, text)
+    assert where == f"gpu.yaml:{line}"
+    assert message == f"invalid YAML: aliases are not allowed: `*{name}`"
 
 
 @pytest.mark.parametrize("reader", [read_yaml_model, read_json_model, read_jsonl])
