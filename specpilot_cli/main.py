@@ -66,13 +66,21 @@ def _explain_os_error(error: OSError) -> int:
     if error.errno is None:
         _report_bug(error)
         return SpecPilotError.exit_code
-    of_machine = error.errno in _MACHINE_ERRORS
     where = None if error.filename is None else str(error.filename)
-    kind = MachineError if of_machine else InputError
-    hint = "is there space, and may this user write there?" if of_machine else None
-    known = kind(error.strerror or str(error), where=where, hint=hint)
+    kind = MachineError if error.errno in _MACHINE_ERRORS else InputError
+    known = kind(error.strerror or str(error), where=where, hint=_hint_for(error.errno))
     _explain(known)
     return known.exit_code
+
+
+def _hint_for(number: int) -> str:
+    if number in _MACHINE_ERRORS:
+        return "is there space, and is the disk writable?"
+    if number in (errno.EACCES, errno.EPERM):
+        return "may this user read and write there?"
+    if number == errno.ENAMETOOLONG:
+        return "give a shorter name"
+    return "does every folder in that path exist?"
 
 
 def _report_bug(error: Exception) -> None:

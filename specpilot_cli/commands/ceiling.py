@@ -107,7 +107,8 @@ def ceiling(
     from specpilot_cli.schema.step_profile import StepProfile
 
     options.check_output(output, force, ".html")
-    options.check_not_input({"-o": output}, (profile, lattices, peaks))
+    times = None if step_times is None else Path(step_times)
+    options.check_not_input({"-o": output}, (profile, lattices, peaks, times))
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
     step = read_json_model(_required(profile), StepProfile)

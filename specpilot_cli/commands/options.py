@@ -140,14 +140,18 @@ def check_not_input(outputs: Mapping[str, Path | None], inputs: Iterable[Path | 
             continue
         path = given.resolve()
         for source in sources:
-            if path == source or (source.is_dir() and source in path.parents):
+            if source in (path, *path.parents):
                 raise InputError(
                     f"`{given}` would overwrite or lie inside an input: `{source}`",
                     where=name,
                     hint="inputs are never changed; name another file",
                 )
         if path in taken:
-            raise InputError(f"`{given}` is also the output of {taken[path]}", where=name)
+            raise InputError(
+                f"`{given}` is also the output of {taken[path]}",
+                where=name,
+                hint="name another file",
+            )
         taken[path] = name
 
 

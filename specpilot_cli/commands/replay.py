@@ -134,7 +134,8 @@ def replay(
     from specpilot_cli.replay.anchors import ReplayOptions
 
     options.check_output(output, force)
-    options.check_not_input({"-o": output}, (lattice,))
+    times = None if step_times is None else Path(step_times)
+    options.check_not_input({"-o": output}, (lattice, times))
     if list_policies:
         envelope, text = _policy_list()
     else:

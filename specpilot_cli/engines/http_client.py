@@ -347,7 +347,7 @@ def _checked_url(base_url: str) -> str:
         raise InputError(f"`{base_url}` is not a valid URL: {error}", hint=hint) from error
     if url.scheme not in ("http", "https"):
         raise InputError(f"`{base_url}` is not a server URL", hint=hint)
-    if not host:
+    if not host or "%" in host:  # httpx escapes what no host name holds
         raise InputError(f"`{base_url}` names no host", hint=hint)
     if port is not None and not 1 <= port <= 65535:
         raise InputError(f"`{base_url}` names no port between 1 and 65535", hint=hint)

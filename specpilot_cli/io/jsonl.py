@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
-from specpilot_cli.io.json_file import parse_json
+from specpilot_cli.io.json_file import parse_json, refuse_special_file
 from specpilot_cli.io.validation import Model, validate
 
 
@@ -19,6 +19,7 @@ def iter_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:
 
     Raises `InputError` with `file:line` for a bad line, or when the file cannot be read.
     """
+    refuse_special_file(path)
     try:
         with path.open(encoding="utf-8", newline="\n") as stream:
             for number, line in enumerate(stream, start=1):

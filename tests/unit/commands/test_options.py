@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from specpilot_cli.commands.options import check_output, exit_code, finish
+from specpilot_cli.commands.options import check_not_input, check_output, exit_code, finish
 from specpilot_cli.errors import InputError
 from specpilot_cli.report.json_out import build_envelope
 from specpilot_cli.schema.result import Envelope
@@ -95,3 +95,39 @@ def test_bad_output_is_refused_before_the_work(tmp_path: Path) -> None:
     check_output(tmp_path / "new.html", False, ".html")
     check_output(Path("-"), False)
     check_output(None, False)
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder with a file, and a link to it, in the current folder."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "link").symlink_to("model", target_is_directory=True)
+    (tmp_path / "prompts.jsonl").write_text("{}", encoding="utf-8")
+    (tmp_path / "alias.json").symlink_to("prompts.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["model", "model/x.json", "model/config.json", "model/deep/er/x.json", "link/x.json",
+     "./model/../model/x.json", "model/sub/../x.json", "prompts.jsonl", "alias.json"],
+)  # fmt: skip
+def test_an_output_may_not_touch_an_input(tree: Path, output: str) -> None:
+    inputs = (Path("model"), None, Path("prompts.jsonl"))
+    for given in (Path(output), tree / output):
+        with pytest.raises(InputError, match="would overwrite or lie inside an input") as caught:
+            check_not_input({"--out": given}, inputs)
+        assert caught.value.where == "--out"
+
+
+@pytest.mark.parametrize("output", ["model.json", "model-w12", "new/x.json", "../x.json", "-"])
+def test_outputs_beside_the_inputs_are_fine(tree: Path, output: str) -> None:
+    check_not_input({"-o": Path(output), "--report": None}, (Path("model"), Path("prompts.jsonl")))
+
+
+def test_two_outputs_may_not_be_one_file(tree: Path) -> None:
+    with pytest.raises(InputError, match="also the output of -o") as caught:
+        check_not_input({"-o": Path("x.json"), "--step-times": tree / "x.json"}, ())
+    assert caught.value.where == "--step-times"

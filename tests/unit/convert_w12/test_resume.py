@@ -69,7 +69,7 @@ def test_finished_shards_are_kept_and_the_result_is_the_same(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "w12", "whole"]
 
 
-@pytest.mark.parametrize("what", ["ours", "source", "journal", "choices"])
+@pytest.mark.parametrize("what", ["ours", "source", "journal", "edited", "choices"])
 def test_whatever_changed_is_converted_again(
     what: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +79,11 @@ def test_whatever_changed_is_converted_again(
     exclude: tuple[str, ...] = ()
     if what == "choices":
         exclude = ("layers.0.*",)
+    elif what == "edited":  # well-formed, and a lie: only its own hash can tell
+        entry = journal_path(target) / f"{first.name}.json"
+        text = entry.read_text(encoding="utf-8")
+        assert '"reason":null' in text
+        entry.write_text(text.replace('"reason":null', '"reason":"small"', 1), encoding="utf-8")
     else:
         path = {
             "ours": first,
