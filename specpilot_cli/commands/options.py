@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from specpilot_cli.errors import InputError
+from specpilot_cli.errors import InputError, MachineError
 
 if TYPE_CHECKING:
     from specpilot_cli.schema.result import Envelope
@@ -119,12 +119,7 @@ def check_output(output: Path | None, force: bool, *suffixes: str, where: str = 
             where=where,
             hint=f"use one of {', '.join(known)}, or `-` for JSON on stdout",
         )
-    if output.is_dir():
-        raise InputError(f"`{output}` is a folder", where=where)
-    if output.exists() and not force:
-        raise InputError(
-            f"`{output}` already exists", where=where, hint="use --force to overwrite it"
-        )
+    _check_place(output, force, where)
 
 
 def check_not_input(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
@@ -160,11 +155,32 @@ def check_new_file(path: Path | None, suffix: str, *, where: str, force: bool) -
     if path is None:
         return
     if path.suffix != suffix:
-        raise InputError(f"`{path}` must end in `{suffix}`", where=where)
+        raise InputError(
+            f"`{path}` must end in `{suffix}`", where=where, hint=f"name it `{path.name}{suffix}`"
+        )
+    _check_place(path, force, where)
+
+
+def answer_files(folder: Path | None, systems: Iterable[str], *, force: bool) -> dict[str, Path]:
+    """The files of `--save-outputs`, by what to call them; each is checked as any output."""
+    if folder is None:
+        return {}
+    files = {f"--save-outputs ({name})": folder / f"{name}.jsonl" for name in systems}
+    for path in files.values():
+        _check_place(path, force, "--save-outputs")
+    return files
+
+
+def _check_place(path: Path, force: bool, where: str) -> None:
+    from specpilot_cli.io.atomic import check_can_write
+
+    if path.is_dir():
+        raise InputError(f"`{path}` is a folder", where=where, hint="give a file name")
     if path.exists() and not force:
         raise InputError(
             f"`{path}` already exists", where=where, hint="use --force to overwrite it"
         )
+    check_can_write(path, where=where)
 
 
 def emit(
@@ -198,8 +214,20 @@ def emit(
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader left. Exit code 1 would read as a verdict, so end as SIGPIPE would.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         raise typer.Exit(_READER_LEFT) from None
+    except OSError as error:
+        _drop_stdout()
+        raise MachineError(
+            f"cannot write the answer: {error.strerror}",
+            where="standard output",
+            hint="is there space where it goes? `-o FILE` also writes it to a file",
+        ) from error
+
+
+def _drop_stdout() -> None:
+    """Send what is still buffered to nowhere: flushing it at exit would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def finish(

@@ -13,6 +13,8 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_write_text
 from specpilot_cli.io.validation import Model, validate
 
+_STRICT = "strict JSON has no comments, no trailing commas, no NaN, and each key once"
+
 
 def refuse_special_file(path: Path) -> None:
     """Raise `InputError` for a folder, a pipe or a device: reading one may never end."""
@@ -29,12 +31,20 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise InputError(f"no such file: `{path}`", where=str(path)) from error
+        raise InputError(
+            f"no such file: `{path}`", where=str(path), hint="is the path right?"
+        ) from error
     except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
+        raise InputError(
+            f"cannot read `{path}`: {error.strerror}",
+            where=str(path),
+            hint="may this user read it?",
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(
-            f"not UTF-8 text: bad byte at offset {error.start}", where=str(path)
+            f"not UTF-8 text: bad byte at offset {error.start}",
+            where=str(path),
+            hint="is it a text file?",
         ) from error
 
 
@@ -54,9 +64,11 @@ def parse_json(text: str, where: str) -> Any:
             json.dumps(data, ensure_ascii=False).encode("utf-8")
         return data
     except json.JSONDecodeError as error:
-        raise InputError(f"invalid JSON: {error.msg}", where=f"{where}:{error.lineno}") from error
+        raise InputError(
+            f"invalid JSON: {error.msg}", where=f"{where}:{error.lineno}", hint=_STRICT
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"invalid JSON: {error}", where=where) from error
+        raise InputError(f"invalid JSON: {error}", where=where, hint=_STRICT) from error
 
 
 def read_json(path: Path) -> Any:

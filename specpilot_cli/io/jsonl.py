@@ -26,18 +26,26 @@ def iter_jsonl(path: Path, model: type[Model]) -> Iterator[Model]:
                 if line.strip():
                     yield _row(line, model, f"{path}:{number}")
     except FileNotFoundError as error:
-        raise InputError(f"no such file: `{path}`", where=str(path)) from error
+        raise InputError(
+            f"no such file: `{path}`", where=str(path), hint="is the path right?"
+        ) from error
     except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
+        raise InputError(
+            f"cannot read `{path}`: {error.strerror}",
+            where=str(path),
+            hint="may this user read it?",
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError("not UTF-8 text", where=str(path)) from error
+        raise InputError("not UTF-8 text", where=str(path), hint="is it a text file?") from error
 
 
 def read_jsonl(path: Path, model: type[Model]) -> list[Model]:
     """All lines of `path`. Raises `InputError` as `iter_jsonl` does, or if there are none."""
     rows = list(iter_jsonl(path, model))
     if not rows:
-        raise InputError(f"`{path}` holds no rows", where=str(path))
+        raise InputError(
+            f"`{path}` holds no rows", where=str(path), hint="write one JSON object a line"
+        )
     return rows
 
 
@@ -57,5 +65,5 @@ def _row(line: str, model: type[Model], where: str) -> Model:
         data = parse_json(line, where)
     except InputError as error:
         # The line number inside a one-line document says nothing.
-        raise InputError(error.message, where=where) from error
+        raise InputError(error.message, where=where, hint="write one JSON object a line") from error
     return validate(data, model, lambda _: where)

@@ -123,7 +123,9 @@ class SafetensorsFile:
             self._handle: BinaryIO = path.open("rb", buffering=0)
         except OSError as error:
             raise InputError(
-                f"cannot open safetensors file: {error.strerror or error}", where=str(path)
+                f"cannot open safetensors file: {error.strerror or error}",
+                where=str(path),
+                hint="is the path right, and may this user read it?",
             ) from error
         try:
             self._size = os.fstat(self._handle.fileno()).st_size

@@ -58,18 +58,24 @@ def read_yaml_model(path: Path, model: type[Model]) -> Model:
     try:
         loader = _Loader(text)
     except yaml.YAMLError as error:  # a character that YAML does not allow
-        raise InputError(f"invalid YAML: {error}", where=str(path)) from error
+        raise InputError(
+            f"invalid YAML: {error}", where=str(path), hint="the bundled files show the form"
+        ) from error
     try:
         node = loader.get_single_node()
         data = loader.construct_document(node) if node is not None else None
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(path, error) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise InputError(f"invalid YAML: {error}", where=str(path)) from error
+        raise InputError(
+            f"invalid YAML: {error}", where=str(path), hint="the bundled files show the form"
+        ) from error
     finally:
         loader.dispose()
     if node is None:
-        raise InputError("the file is empty", where=str(path))
+        raise InputError(
+            "the file is empty", where=str(path), hint="the bundled files show the form"
+        )
     lines = _lines(node)
     return validate(data, model, lambda location: f"{path}:{_line_of(location, lines)}")
 

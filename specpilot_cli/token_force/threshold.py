@@ -118,7 +118,10 @@ def calibrate(
         reporter.progress("calibrating delta", done, len(shared))
         ar, stock = ar_by_id[name], stock_by_id[name]
         if ar.prompt_ids != stock.prompt_ids:
-            raise InputError(f"request `{name}` has different prompt ids in AR and in stock")
+            raise InputError(
+                f"request `{name}` has different prompt ids in AR and in stock",
+                hint="record both on the same prompts, with one tokenizer",
+            )
         position = first_departure(ar.output_ids, stock.output_ids)
         if position is not None:
             departures.append(_measure(ar, stock, position, scorer))

@@ -14,6 +14,8 @@ from typing import Any
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json
 
+_OWN = "is this config.json the checkpoint's own, unedited?"
+
 CONFIG_NAME = "config.json"
 
 
@@ -90,7 +92,9 @@ class TargetConfig:
             conv_width=get.integer("linear_conv_kernel_dim"),
         )
         if config.n_value_heads % config.n_key_heads or config.n_heads % config.n_kv_heads:
-            raise InputError("value (query) heads must be a multiple of key heads", where=str(path))
+            raise InputError(
+                "value (query) heads must be a multiple of key heads", where=str(path), hint=_OWN
+            )
         if config.rotary_dim % 2 or not 0 < config.rotary_dim <= head_dim:
             raise InputError(
                 f"partial_rotary_factor {partial} gives {config.rotary_dim} of {head_dim} channels",
@@ -153,7 +157,7 @@ class DrafterConfig:
         )
         problem = _drafter_problem(config)
         if problem is not None:
-            raise InputError(problem, where=str(path))
+            raise InputError(problem, where=str(path), hint=_OWN)
         return config
 
 
@@ -197,7 +201,7 @@ def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
         )
     raw = read_json(path)
     if not isinstance(raw, dict):
-        raise InputError("expected a JSON object", where=str(path))
+        raise InputError("expected a JSON object", where=str(path), hint=_OWN)
     return path, raw
 
 
@@ -212,10 +216,10 @@ def _layer_types(get: _Getter) -> tuple[str, ...]:
     where = f"{get.path}: layer_types"
     named = isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)
     if not named or not 1 <= len(kinds) <= _MAX_LAYERS:
-        raise InputError(f"expected a list of names, got {_shown(kinds)}", where=where)
+        raise InputError(f"expected a list of names, got {_shown(kinds)}", where=where, hint=_OWN)
     unknown = set(kinds) - {"linear_attention", "full_attention"}
     if unknown:
-        raise InputError(f"unknown layer types: {sorted(unknown)}", where=where)
+        raise InputError(f"unknown layer types: {sorted(unknown)}", where=where, hint=_OWN)
     return tuple(kinds)
 
 
@@ -237,6 +241,7 @@ class _Getter:
             raise InputError(
                 f"expected a whole number from {low} to {high}, got {_shown(value)}",
                 where=f"{self.path}: {key}",
+                hint=_OWN,
             )
         return value
 
@@ -255,6 +260,7 @@ class _Getter:
             raise InputError(
                 f"expected a list of whole numbers, got {_shown(value)}",
                 where=f"{self.path}: {key}",
+                hint=_OWN,
             )
         return list(value or [])
 
@@ -264,7 +270,9 @@ class _Getter:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < 1e12:
             raise InputError(
-                f"expected a positive number, got {_shown(value)}", where=f"{self.path}: {key}"
+                f"expected a positive number, got {_shown(value)}",
+                where=f"{self.path}: {key}",
+                hint=_OWN,
             )
         return float(value)
 
@@ -275,7 +283,7 @@ class _Getter:
             return {}
         if not isinstance(value, dict):
             raise InputError(
-                f"expected an object, got {_shown(value)}", where=f"{self.path}: {key}"
+                f"expected an object, got {_shown(value)}", where=f"{self.path}: {key}", hint=_OWN
             )
         return value
 
