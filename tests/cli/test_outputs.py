@@ -74,6 +74,52 @@ def test_outputs_never_touch_inputs(
     assert _all(tmp_path) == inputs
 
 
+_LIVE = ["token-force", "--scorer", _URL, "--ar", _URL, "--system", _URL, "--stock", _URL]
+_WRITERS = [
+    ["record", *_PAIR, "-o", "{}.safetensors"],
+    ["record", *_PAIR, "-o", "x.safetensors", "--outputs", "{}.jsonl"],
+    ["profile", "--target", "model", "-o", "{}.json"],
+    ["profile", *_PAIR, "--step-times", "{}.json"],
+    ["convert-w12", "model", "-o", "w", "--report", "{}.json"],
+    ["w12", "verify", "w12", "-o", "{}.json"],
+    ["w12", "inspect", "w12", "-o", "{}.json"],
+    ["replay", "l.json", "-o", "{}.json"],
+    ["ceiling", "step.json", "-o", "{}.html"],
+    [*_LIVE, "-o", "{}.json"],
+    [*_LIVE, "--save-outputs", "{}"],
+    [*_BENCH, "-o", "{}.json"],
+    [*_BENCH, "--save-outputs", "{}"],
+    ["paired-bench", "--from", "bench.json", "-o", "{}.json"],
+]
+
+
+@pytest.mark.parametrize("words", _WRITERS, ids=lambda words: " ".join(words)[-50:])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    specpilot: Run, tmp_path: Path, inputs: dict[Path, bytes], words: list[str]
+) -> None:
+    done = specpilot(*(word.replace("{}", "p.json/new/r") for word in words), "--force")
+    assert done.returncode == 2, done.stderr
+    assert f"`{tmp_path / 'p.json'}` is not a folder" in done.stderr
+    assert "\n\nhint: " in done.stderr
+    assert _all(tmp_path) == inputs
+
+
+def test_the_journal_and_the_answers_are_outputs_too(
+    specpilot: Run, tmp_path: Path, inputs: dict[Path, bytes]
+) -> None:
+    (tmp_path / "b.journal.jsonl").write_text("prompts", encoding="utf-8")
+    for words in (
+        [*_BENCH, "--prompts", "b.journal.jsonl", "-o", "b.json"],
+        [*_BENCH, "--prompts", "p.json", "--tokenizer", "model", "--save-outputs", "model/new"],
+        [*_FORCE, "--stock", _URL, "--prompts", "p.json", "--tokenizer", "model",
+         "--save-outputs", "model"],
+    ):  # fmt: skip
+        done = specpilot(*words, "--force")
+        assert done.returncode == 2, done.stderr
+        assert "would overwrite or lie inside an input" in done.stderr
+    assert (tmp_path / "b.journal.jsonl").read_text(encoding="utf-8") == "prompts"
+
+
 def test_apply_refuses_its_models_folders(specpilot: Run, make_recipe: Callable[..., Path]) -> None:
     folder = make_recipe()
     before = _all(folder)
