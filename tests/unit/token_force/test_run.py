@@ -12,7 +12,7 @@ import pytest
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.report.json_out import build_envelope, render_json
 from specpilot_cli.token_force import TokenForceSettings, run_token_force
-from specpilot_cli.token_force.scorer import LogitScorer
+from tests.unit.token_force.logit_scorer import LogitScorer
 
 AFTER = 48
 

@@ -7,7 +7,6 @@ import pytest
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.outputs import OutputRecord
-from specpilot_cli.token_force.scorer import LogitScorer
 from specpilot_cli.token_force.threshold import (
     Departure,
     calibrate,
@@ -15,6 +14,7 @@ from specpilot_cli.token_force.threshold import (
     round_up,
     threshold_from_gaps,
 )
+from tests.unit.token_force.logit_scorer import LogitScorer
 
 
 def departures(*gaps: float) -> list[Departure]:
