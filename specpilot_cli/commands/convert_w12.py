@@ -90,10 +90,8 @@ def convert_w12(
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(report, force, where="--report")
-    options.check_not_input({"--out": out, "--report": report}, (source,))
-    options.check_not_input({"--report": report}, (out,))
-    _check_usage(device, out, dry_run)
+    options.check_output(report, force, where="--report", inputs=(source, out))
+    _check_usage(source, device, out, dry_run)
     target = None if dry_run else out
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
     with ConsoleReporter(quiet, verbose) as reporter:
@@ -110,7 +108,8 @@ def convert_w12(
     )
 
 
-def _check_usage(device: str, out: Path | None, dry_run: bool) -> None:
+def _check_usage(source: Path, device: str, out: Path | None, dry_run: bool) -> None:
+    options.check_not_input({"--out": out}, (source,))
     if out is None and not dry_run:
         raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
     if device == "cuda":

@@ -105,10 +105,17 @@ def exit_code(verdict: str | None) -> int:
     return _EXIT_CODES[verdict]
 
 
-def check_output(output: Path | None, force: bool, *suffixes: str, where: str = "--output") -> None:
+def check_output(
+    output: Path | None,
+    force: bool,
+    *suffixes: str,
+    where: str = "--output",
+    inputs: Iterable[Path | str | None] = (),
+) -> None:
     """Refuse a bad `--output` (or `where`) before any work is done.
 
-    `.json` and `-` are always possible; `suffixes` lists what else the command can write.
+    `.json` and `-` are always possible; `suffixes` lists what else the command can write. `inputs`
+    as in `check_not_input`.
     """
     if output is None or str(output) == "-":
         return
@@ -119,16 +126,19 @@ def check_output(output: Path | None, force: bool, *suffixes: str, where: str = 
             where=where,
             hint=f"use one of {', '.join(known)}, or `-` for JSON on stdout",
         )
+    check_not_input({where: output}, inputs)
     _check_place(output, force, where)
 
 
-def check_not_input(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
+def check_not_input(
+    outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]
+) -> None:
     """Refuse outputs that would touch an input: `--force` must never cost a source.
 
     `outputs` by option name. An output may not be an input file, lie inside an input folder, or
     be another output. Raises `InputError`.
     """
-    sources = [path.resolve() for path in inputs if path is not None]
+    sources = [Path(path).resolve() for path in inputs if path is not None]
     taken: dict[Path, str] = {}
     for name, given in outputs.items():
         if given is None or str(given) == "-":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,10 +118,7 @@ def paired_bench(
 
         specpilot paired-bench --from bench.json
     """
-    options.check_output(output, force)
-    answers = options.answer_files(save_outputs, _SAVED_SYSTEMS, force=force)
-    outputs = {"-o": output, "the journal of -o": _journal_path(output), **answers}
-    options.check_not_input(outputs, (prompts, tokenizer, saved))
+    _check_outputs(output, save_outputs, (prompts, tokenizer, saved), force=force)
     urls = _named(baseline=baseline, candidate=candidate, ar=ar, baseline_again=baseline_again)
     if saved is not None:
         envelope, summary = _read_saved(saved, with_work=bool(urls) or prompts is not None)
@@ -130,6 +128,16 @@ def paired_bench(
         source = _Source(urls, prompts, tokenizer, timeout, save_outputs, force)
         envelope, summary = _measure(source, settings, journal, quiet=quiet)
     _finish(envelope, summary, as_json, output, force, exit_zero)
+
+
+def _check_outputs(
+    output: Path | None, save_outputs: Path | None, inputs: Iterable[Path | None], *, force: bool
+) -> None:
+    """The result, its journal and the answers: all can be written, and none is an input."""
+    options.check_output(output, force)
+    answers = options.answer_files(save_outputs, _SAVED_SYSTEMS, force=force)
+    journal = _journal_path(output)
+    options.check_not_input({"-o": output, "the journal of -o": journal, **answers}, inputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,9 +133,7 @@ def replay(
     """
     from specpilot_cli.replay.anchors import ReplayOptions
 
-    options.check_output(output, force)
-    times = None if step_times is None else Path(step_times)
-    options.check_not_input({"-o": output}, (lattice, times))
+    options.check_output(output, force, inputs=(lattice, step_times))
     if list_policies:
         envelope, text = _policy_list()
     else:

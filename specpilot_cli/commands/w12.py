@@ -54,8 +54,7 @@ def verify(
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(output, force)
-    options.check_not_input({"-o": output}, (folder, against))
+    options.check_output(output, force, inputs=(folder, against))
     with ConsoleReporter(quiet) as reporter:
         found = verify_folder(
             folder, against, threads=workers or default_workers(), reporter=reporter
@@ -137,8 +136,7 @@ def inspect(
     from specpilot_cli.report import w12 as show
     from specpilot_cli.report.json_out import build_envelope
 
-    options.check_output(output, force)
-    options.check_not_input({"-o": output}, (folder,))
+    options.check_output(output, force, inputs=(folder,))
     outcomes = inspect_folder(folder)
 
     def text() -> None:
