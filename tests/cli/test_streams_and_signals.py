@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -226,7 +225,7 @@ sys.exit(entry.main(["doctor"]))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60,
-        env={**os.environ, "PYTHONASYNCIODEBUG": "0"}, check=False,
+        check=False,
     )  # fmt: skip
     assert done.returncode == 130
     assert done.stderr.startswith("ready\n")

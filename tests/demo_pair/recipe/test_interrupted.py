@@ -60,8 +60,12 @@ def test_ctrl_c_ends_servers_and_says_so(start: Start, moment: str) -> None:
     assert list(run.out.glob(".*")) == []
 
 
-@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN], ids=["shell", "background"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+@pytest.mark.parametrize(
+    ("number", "sigint"),
+    [(signal.SIGTERM, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN),
+     (signal.SIGHUP, signal.SIG_IGN)],
+    ids=["SIGTERM", "SIGTERM in the background", "SIGHUP in the background"],
+)  # fmt: skip
 def test_other_signals_are_an_interruption_too(
     start: Start, number: signal.Signals, sigint: signal.Handlers
 ) -> None:
