@@ -53,4 +53,6 @@ class KernelModule:
 
 def all_modules() -> tuple[KernelModule, ...]:
     """Return every module of the package; imports neither torch nor CUDA."""
-    return ()
+    from specpilot_kernels.w12 import modules as w12
+
+    return (w12.ENCODER, w12.DECODER)
