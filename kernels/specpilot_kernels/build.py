@@ -40,11 +40,15 @@ class KernelBuildError(RuntimeError):
     """A kernel could not be compiled; the message ends with the compiler's log."""
 
 
-class MissingGpuPackage(KernelBuildError):
+class GpuUnavailable(RuntimeError):
+    """This machine cannot run the package's kernels; the message says what it lacks."""
+
+
+class MissingGpuPackage(GpuUnavailable):
     """A Python package or library that compiling or launching needs is not installed."""
 
 
-class UnsupportedGpu(KernelBuildError):
+class UnsupportedGpu(GpuUnavailable):
     """No architecture of the module runs on this compute capability."""
 
 

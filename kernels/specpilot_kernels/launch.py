@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from specpilot_kernels.build import MissingGpuPackage, architecture_for, build
+from specpilot_kernels.build import GpuUnavailable, MissingGpuPackage, architecture_for, build
 from specpilot_kernels.registry import KernelModule
 
 Dim3 = tuple[int, int, int]
@@ -40,7 +40,7 @@ class CudaError(RuntimeError):
     """A call of the CUDA driver failed; the message names the call and the driver's reason."""
 
 
-class NoCudaDevice(CudaError):
+class NoCudaDevice(GpuUnavailable):
     """torch is not installed or shows no CUDA device."""
 
 
@@ -72,9 +72,7 @@ class Launcher:
         "_offsets", "_pack", "_stream", "_success",
     )  # fmt: skip
 
-    def __init__(
-        self, name: str, function: int, signature: str, device: int, config: Any
-    ) -> None:
+    def __init__(self, name: str, function: int, signature: str, device: int, config: Any) -> None:
         self._driver = _driver()
         self._success = self._driver.CUresult.CUDA_SUCCESS
         self._name, self._device, self._config = name, device, config
@@ -163,9 +161,7 @@ def _codes(signature: str) -> list[str]:
     return re.findall(r"\d*\D", signature)
 
 
-def _make(
-    module: KernelModule, entry: str, block: Dim3, device: int, options: Options
-) -> Launcher:
+def _make(module: KernelModule, entry: str, block: Dim3, device: int, options: Options) -> Launcher:
     driver, stated = _driver(), module.entry(entry)
     name = f"{module.name}.{entry}"
     with _Current(_primary_context(device)):
@@ -225,9 +221,7 @@ def _load(module: KernelModule, device: int) -> dict[str, Any]:
     driver = _driver()
     binary = build(module, architecture_for(module, capability(device)))
     what = f"loading {module.name} ({binary.architecture})"
-    (library,) = _require(
-        what, driver.cuLibraryLoadData(binary.cubin, [], [], 0, [], [], 0)
-    )
+    (library,) = _require(what, driver.cuLibraryLoadData(binary.cubin, [], [], 0, [], [], 0))
     functions = {}
     for entry in module.entries:
         (kernel,) = _require(what, driver.cuLibraryGetKernel(library, entry.name.encode()))
