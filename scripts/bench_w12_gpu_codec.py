@@ -192,8 +192,8 @@ def show(document: dict[str, Any]) -> None:
         )
         print(f"{name:<20}{row['rows']:>7} x{row['cols']:>5}{cells}")
     sums = document["model"]
-    print(f"all linears, {sums['bf16_bytes'] / 1e9:.2f} GB: encode {sums['encode_s'] * 1e3:.1f} ms, "
-          f"decode {sums['decode_s'] * 1e3:.1f} ms, compare {sums['compare_s'] * 1e3:.1f} ms")  # fmt: skip
+    times = ", ".join(f"{w} {sums[f'{w}_s'] * 1e3:.1f} ms" for w in ("encode", "decode", "compare"))
+    print(f"all linears, {sums['bf16_bytes'] / 1e9:.2f} GB: {times}")
     overhead = document["launch_overhead_s"]
     print(f"host time per launch {overhead['launcher'] * 1e6:.2f} us, "
           f"per decode call {overhead['decode'] * 1e6:.2f} us")  # fmt: skip

@@ -125,6 +125,12 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "specpilot" / "kernels"
 
 
+def compiler_version() -> str:
+    """Return NVRTC's version, such as "13.0"; MissingGpuPackage if it is not installed."""
+    _, major, minor = _nvrtc().nvrtcVersion()
+    return f"{major}.{minor}"
+
+
 def compile_module(module: KernelModule, architecture: str) -> Binary:
     """Compile without looking at the cache; errors as in `build`."""
     nvrtc = _nvrtc()
@@ -194,7 +200,7 @@ def _key(module: KernelModule, architecture: str) -> str:
         "format": _FILE_FORMAT,
         "sources": _source_hashes(_PACKAGE / module.source),
         "options": _options(module, architecture),
-        "nvrtc": _nvrtc_version(),
+        "nvrtc": compiler_version(),
         "headers": _cuda_header_version(),
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
@@ -265,11 +271,6 @@ def _nvrtc() -> Any:
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise KernelBuildError(f"NVRTC does not start: {status.name}")
     return nvrtc
-
-
-def _nvrtc_version() -> str:
-    _, major, minor = _nvrtc().nvrtcVersion()
-    return f"{major}.{minor}"
 
 
 @cache
