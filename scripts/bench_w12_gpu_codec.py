@@ -39,7 +39,8 @@ SHAPES: dict[str, tuple[int, int, int]] = {
     "lm head": (_VOCAB, _HIDDEN, 1),
 }
 _COLD_BYTES = 400 << 20
-_VARIANTS = ((1024, 1), (512, 2), (512, 1))
+# threads per block, blocks per multiprocessor, whether the next tile is fetched ahead.
+_VARIANTS = ((1024, 1, 0), (1024, 1, 1), (512, 2, 0), (512, 2, 1), (512, 1, 1))
 
 
 def seconds(works: list[Callable[[], object]], repeats: int) -> float:
@@ -116,12 +117,10 @@ def bench_shape(rows: int, cols: int, repeats: int, copy: float, *, zeros: float
 def bench_variants(repeats: int) -> list[dict[str, Any]]:
     """Encoder times with other block sizes, on the shapes with short and with long channels."""
     rows_out = []
-    for threads, blocks in _VARIANTS:
+    for threads, blocks, prefetch in _VARIANTS:
         macros = {**dict(modules.ENCODER.macros), "W12_ENCODE_THREADS": threads}
-        macros["W12_ENCODE_BLOCKS"] = blocks
-        module = replace(
-            modules.ENCODER, name=f"w12_encode_{threads}_{blocks}", macros=tuple(macros.items())
-        )
+        macros |= {"W12_ENCODE_BLOCKS": blocks, "W12_ENCODE_PREFETCH": prefetch}
+        module = replace(modules.ENCODER, macros=tuple(macros.items()))
         shared = modules.ENCODE_SHARED_BYTES * threads // modules.ENCODE_THREADS
         launcher = launch.prepare(
             module, "w12_encode", block=(threads, 1, 1), device=0,
@@ -136,7 +135,7 @@ def bench_variants(repeats: int) -> list[dict[str, Any]]:
                 usage = build.build(module, build.architecture_for(module, launch.capability()))
                 rows_out.append(
                     {
-                        "threads": threads, "blocks": blocks, "shape": name,
+                        "threads": threads, "blocks": blocks, "prefetch": prefetch, "shape": name,
                         "registers": usage.usage["w12_encode"].registers,
                         "bf16_bytes_per_s": found["bf16_bytes_per_s"],
                     }
@@ -198,7 +197,8 @@ def show(document: dict[str, Any]) -> None:
     print(f"host time per launch {overhead['launcher'] * 1e6:.2f} us, "
           f"per decode call {overhead['decode'] * 1e6:.2f} us")  # fmt: skip
     for row in document.get("encoder_variants", []):
-        print(f"encoder {row['threads']}x{row['blocks']} ({row['registers']} registers) "
+        print(f"encoder {row['threads']}x{row['blocks']} prefetch {row['prefetch']} "
+              f"({row['registers']} registers) "
               f"{row['shape']}: {row['bf16_bytes_per_s'] / 1e9:.0f} GB/s")  # fmt: skip
 
 

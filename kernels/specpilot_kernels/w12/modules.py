@@ -19,8 +19,8 @@ ENCODE_SHARED_BYTES: Final = ENCODE_THREADS // 32 * 16 * 144
 DECODE_THREADS: Final = 256
 DECODE_TILE_COLS: Final = 512
 
-_ENCODE: Final = "PqqiiPPPPPqPP"
-_DECODE: Final = "PPPPPiqqiiP"
+_ENCODE: Final = "PqiiiPPPPPqPP"
+_DECODE: Final = "PPPPPiqiiiP"
 
 ENCODER: Final = KernelModule(
     name="w12_encode",
@@ -31,6 +31,7 @@ ENCODER: Final = KernelModule(
         ("W12_LAYOUT", layout.LAYOUT),
         ("W12_ENCODE_THREADS", ENCODE_THREADS),
         ("W12_ENCODE_BLOCKS", 1),
+        ("W12_ENCODE_PREFETCH", 0),
     ),
 )
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ void unpack_record(const u8* record, int part, u32 ba
 }
 
 // First index in begin .. end whose column is at least `col`.
-__device__ int lower_bound(const int* escape_col, int begin, int end, i64 col)
+__device__ int lower_bound(const int* escape_col, int begin, int end, int col)
 {
     while (begin < end) {
         const int middle = begin + (end - begin) / 2;
@@ -56,12 +56,12 @@ __device__ int lower_bound(const int* escape_col, int begin, int end, i64 col)
 }
 
 // Put the escapes of one channel that lie in the tile's columns into its row, with one warp.
-__device__ void patch_row(const Encoded& encoded, int begin, int end, i64 first_col, u16* row)
+__device__ void patch_row(const Encoded& encoded, int begin, int end, int first_col, u16* row)
 {
     for (int at = lower_bound(encoded.escape_col, begin, end, first_col) + threadIdx.x % 32;
          at < end; at += 32) {
-        const i64 place = encoded.escape_col[at] - first_col;
-        if (place < 0 || place >= TILE_COLS)
+        const u32 place = u32(encoded.escape_col[at]) - u32(first_col);
+        if (place >= TILE_COLS)
             return;
         row[place] = encoded.escape_bits[at];
     }
@@ -69,8 +69,8 @@ __device__ void patch_row(const Encoded& encoded, int begin, int end, i64 first_
 
 // Where a block works: rows of one matrix of the stack, and columns.
 struct Place {
-    i64 channel, first_col;
-    int rows, part;
+    i64 channel;
+    int first_col, rows, part;
     i64 row_of_records;
 };
 
@@ -81,16 +81,16 @@ __device__ Place place_of(u32 block, i64 rows, int row_blocks, int chunks)
     const i64 record_row = block / GROUPS_PER_RECORD / chunks;
     const i64 row = record_row % row_blocks * (GROUPS_PER_RECORD * GROUP_ROWS) + part * GROUP_ROWS;
     const i64 left = rows - row;
-    return {record_row / row_blocks * rows + row, i64(chunk) * TILE_COLS,
+    return {record_row / row_blocks * rows + row, chunk * TILE_COLS,
             int(left < 0 ? 0 : left < GROUP_ROWS ? left : GROUP_ROWS), part, record_row};
 }
 
 // Fill the tile; every place inside the matrix then holds its exact pattern.
-__device__ void decode_tile(const Encoded& encoded, const Place& place, i64 cols, u8* tile)
+__device__ void decode_tile(const Encoded& encoded, const Place& place, int cols, u8* tile)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-    const i64 col_blocks = (cols + RECORD_COLS - 1) / RECORD_COLS;
-    const i64 block = place.first_col / RECORD_COLS + warp;
+    const int col_blocks = (cols + RECORD_COLS - 1) / RECORD_COLS;
+    const int block = place.first_col / RECORD_COLS + warp;
     if (block < col_blocks) {
         const u32 lo0 = g < place.rows ? encoded.window[place.channel + g] : 0;
         const u32 lo1 = g + 8 < place.rows ? encoded.window[place.channel + g + 8] : 0;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void piece_at(int i, int& row, int& col)
 }
 
 template <bool ALIGNED>
-__device__ void decode(const Encoded& encoded, i64 rows, i64 cols, int row_blocks, int chunks,
+__device__ void decode(const Encoded& encoded, i64 rows, int cols, int row_blocks, int chunks,
                        u16* bits)
 {
     __shared__ uint4 tile[GROUP_ROWS * TILE_PITCH / 16];
@@ -159,7 +159,7 @@ __device__ void decode(const Encoded& encoded, i64 rows, i64 cols, int row_block
 }
 
 template <bool ALIGNED>
-__device__ void compare(const Encoded& encoded, i64 rows, i64 cols, int row_blocks, int chunks,
+__device__ void compare(const Encoded& encoded, i64 rows, int cols, int row_blocks, int chunks,
                         const u16* bits, int* differs)
 {
     __shared__ uint4 tile[GROUP_ROWS * TILE_PITCH / 16];
@@ -171,7 +171,7 @@ __device__ void compare(const Encoded& encoded, i64 rows, i64 cols, int row_bloc
     for (int i = 0; i < PIECES; ++i) {
         int row, col;
         piece_at(i, row, col);
-        expected[i] = row < place.rows
+        expected[i] = row < place.rows && place.first_col + col < cols
             ? load8<ALIGNED>(bits + (place.channel + row) * cols, place.first_col + col, cols, 0)
             : make_uint4(0, 0, 0, 0);
     }
@@ -181,7 +181,7 @@ __device__ void compare(const Encoded& encoded, i64 rows, i64 cols, int row_bloc
     for (int i = 0; i < PIECES; ++i) {
         int row, col;
         piece_at(i, row, col);
-        const i64 left = cols - place.first_col - col;
+        const int left = cols - place.first_col - col;
         if (row >= place.rows || left <= 0)
             continue;
         const uint4 actual = tile[(row * TILE_PITCH + col * 2) / 16];
@@ -199,7 +199,7 @@ __device__ void compare(const Encoded& encoded, i64 rows, i64 cols, int row_bloc
     extern "C" __global__ void __launch_bounds__(THREADS)                                         \
     w12_decode##SUFFIX(const u8* records, const u8* window, const int* escape_ptr,                \
                        const int* escape_col, const u16* escape_bits, int escapes, i64 rows,      \
-                       i64 cols, int row_blocks, int chunks, u16* bits)                           \
+                       int cols, int row_blocks, int chunks, u16* bits)                           \
     {                                                                                             \
         decode<ALIGNED>({records, window, escape_ptr, escape_col, escape_bits, escapes}, rows,    \
                         cols, row_blocks, chunks, bits);                                          \
@@ -207,7 +207,7 @@ __device__ void compare(const Encoded& encoded, i64 rows, i64 cols, int row_bloc
     extern "C" __global__ void __launch_bounds__(THREADS)                                         \
     w12_compare##SUFFIX(const u8* records, const u8* window, const int* escape_ptr,               \
                         const int* escape_col, const u16* escape_bits, int escapes, i64 rows,     \
-                        i64 cols, int row_blocks, int chunks, const u16* bits, int* differs)      \
+                        int cols, int row_blocks, int chunks, const u16* bits, int* differs)      \
     {                                                                                             \
         compare<ALIGNED>({records, window, escape_ptr, escape_col, escape_bits, escapes}, rows,   \
                          cols, row_blocks, chunks, bits, differs);                                \

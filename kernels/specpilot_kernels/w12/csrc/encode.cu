@@ -20,21 +20,27 @@
 #include "group.cuh"
 #include "survey.cuh"
 
-extern __shared__ uint4 dynamic_shared[];
+constexpr bool PREFETCH = W12_ENCODE_PREFETCH;
 
+extern __shared__ __align__(1024) uint4 dynamic_shared[];  // survey.cuh needs the alignment
+
+// Read this lane's share of a tile: 8 inputs from `col` on, of channels first_row + 0, 4, 8, 12.
+// `source` is the first of them. Places outside the matrix get their window's base.
 template <bool ALIGNED>
-__device__ __forceinline__ void load_tile(const Matrix& matrix, const Group& group, int block,
-                                          uint4 piece[4])
+__device__ __forceinline__ void load_tile(const u16* source, const Matrix& matrix,
+                                          const Group& group, int col, uint4 piece[4])
 {
-    const int lane = threadIdx.x % 32;
+    const int first_row = threadIdx.x % 32 / 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int row = i * 4 + lane / 8;
-        const i64 col = i64(block) * RECORD_COLS + lane % 8 * 8;
-        const u32 fill = base_word(group.lo[row]);
-        piece[i] = row < matrix.rows
-            ? load8<ALIGNED>(matrix.source + row * matrix.cols, col, matrix.cols, fill)
-            : make_uint4(fill, fill, fill, fill);
+        const int row = first_row + 4 * i;
+        const u16* row_source = source + i64(4 * i) * matrix.cols;
+        if (row < matrix.rows && col < matrix.cols) {
+            piece[i] = load8<ALIGNED>(row_source, col, matrix.cols, base_word(group.lo[row]));
+        } else {
+            const u32 fill = base_word(group.lo[row]);
+            piece[i] = make_uint4(fill, fill, fill, fill);
+        }
     }
 }
 
@@ -51,15 +57,24 @@ struct Word {
     __device__ __forceinline__ int index() const { return (row * TILE_PITCH + col * 2) / 4; }
 };
 
-// Read a lane's words and take their windows' bases off; true if all lie in their windows.
-__device__ __forceinline__ bool read_words(const u32* tile, const u32 base[2], u32 d[16])
+// Pack a lane's words into its three pieces of the record; false if one lies outside its window.
+__device__ __forceinline__ bool pack_words(const u32* tile, const u32 base[2], uint4 view[2],
+                                           uint4& low)
 {
-    u32 seen = 0;
+    u32 seen = 0, view_word[8], low_word[4];
 #pragma unroll
-    for (int k = 0; k < 16; ++k) {
-        d[k] = tile[Word(k).index()] - base[k & 1];
-        seen |= d[k];
+    for (int step = 0; step < 4; ++step) {
+        u32 d[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            d[j] = tile[Word(step * 4 + j).index()] - base[j & 1];
+            seen |= d[j];
+        }
+        pack_step(d, view_word[step * 2], view_word[step * 2 + 1], low_word[step]);
     }
+    view[0] = make_uint4(view_word[0], view_word[1], view_word[2], view_word[3]);
+    view[1] = make_uint4(view_word[4], view_word[5], view_word[6], view_word[7]);
+    low = make_uint4(low_word[0], low_word[1], low_word[2], low_word[3]);
     return !(seen & OUTSIDE);
 }
 
@@ -89,16 +104,9 @@ __device__ __forceinline__ void pack_tile(u32* tile, Group& group, int block, bo
 {
     const int lane = threadIdx.x % 32;
     const u32 base[2] = {base_word(group.lo[lane / 4]), base_word(group.lo[lane / 4 + 8])};
-    u32 d[16];
-    if (!read_words(tile, base, d)) {
-        replace_escapes(tile, group, block, listed);
-        read_words(tile, base, d);
-    }
     uint4 view[2], low;
-    pack_step(d, view[0].x, view[0].y, low.x);
-    pack_step(d + 4, view[0].z, view[0].w, low.y);
-    pack_step(d + 8, view[1].x, view[1].y, low.z);
-    pack_step(d + 12, view[1].z, view[1].w, low.w);
+    while (!pack_words(tile, base, view, low))
+        replace_escapes(tile, group, block, listed);
     // Streaming stores: nothing here is read again, the inputs in L2 are.
     __stcs(reinterpret_cast<uint4*>(record + view_offset(part, 0, lane)), view[0]);
     __stcs(reinterpret_cast<uint4*>(record + view_offset(part, 1, lane)), view[1]);
@@ -110,21 +118,26 @@ __device__ void pack(const Matrix& matrix, Workspace& work, Group& group, bool l
                      u8* records, int part)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int blocks = int((matrix.cols + RECORD_COLS - 1) / RECORD_COLS);
+    const int blocks = (matrix.cols + RECORD_COLS - 1) / RECORD_COLS;
+    const u16* source = matrix.row(lane / 8);
     u8* tile = reinterpret_cast<u8*>(work.tile[warp]);
+    u8* mine = tile + lane / 8 * TILE_PITCH + lane % 8 * 16;
     uint4 piece[4];
     int block = blocks - 1 - warp;
-    if (block >= 0)
-        load_tile<ALIGNED>(matrix, group, block, piece);
+    int col = block * RECORD_COLS + lane % 8 * 8;
+    if (PREFETCH && block >= 0)
+        load_tile<ALIGNED>(source, matrix, group, col, piece);
     for (; block >= 0; block -= WARPS) {
+        if (!PREFETCH)
+            load_tile<ALIGNED>(source, matrix, group, col, piece);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            *reinterpret_cast<uint4*>(tile + (i * 4 + lane / 8) * TILE_PITCH + lane % 8 * 16) =
-                piece[i];
+            *reinterpret_cast<uint4*>(mine + 4 * i * TILE_PITCH) = piece[i];
         __syncwarp();
-        if (block >= WARPS)  // the next tile is on its way while this one is packed
-            load_tile<ALIGNED>(matrix, group, block - WARPS, piece);
+        col -= WARPS * RECORD_COLS;
+        if (PREFETCH && block >= WARPS)  // the next tile travels while this one is packed
+            load_tile<ALIGNED>(source, matrix, group, col, piece);
         pack_tile(reinterpret_cast<u32*>(tile), group, block, listed,
                   records + i64(block) * RECORD_BYTES, part);
     }
@@ -135,7 +148,7 @@ __device__ void pack(const Matrix& matrix, Workspace& work, Group& group, bool l
 // progress: u64 [1 + groups], zero: the ticket, then one state per group.
 // total: i64, escapes found; beyond `capacity` of them only the first `capacity` are written.
 template <bool ALIGNED>
-__device__ void encode(const u16* bits, i64 rows, i64 cols, int row_blocks, int groups,
+__device__ void encode(const u16* bits, i64 rows, int cols, int row_blocks, int groups,
                        u8* records, u8* window, int* escape_ptr, const EscapeList& out,
                        u64* progress, i64* total)
 {
@@ -159,7 +172,7 @@ __device__ void encode(const u16* bits, i64 rows, i64 cols, int row_blocks, int 
         own += group.escapes[i];
     if (threadIdx.x == 0)
         atomicExch(state + index, SUM_KNOWN | own);
-    const int col_blocks = int((cols + RECORD_COLS - 1) / RECORD_COLS);
+    const int col_blocks = (cols + RECORD_COLS - 1) / RECORD_COLS;
     u8* row_of_records = records + i64(index / GROUPS_PER_RECORD) * col_blocks * RECORD_BYTES;
     pack<ALIGNED>(matrix, work, group, own <= LIST, row_of_records, index % GROUPS_PER_RECORD);
     if (threadIdx.x < 32) {
@@ -188,7 +201,7 @@ __device__ void encode(const u16* bits, i64 rows, i64 cols, int row_blocks, int 
 
 #define ENCODE_KERNEL(NAME, ALIGNED)                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, W12_ENCODE_BLOCKS)                      \
-    NAME(const u16* bits, i64 rows, i64 cols, int row_blocks, int groups, u8* records,            \
+    NAME(const u16* bits, i64 rows, int cols, int row_blocks, int groups, u8* records,            \
          u8* window, int* escape_ptr, int* escape_col, u16* escape_bits, i64 capacity,            \
          u64* progress, i64* total)                                                               \
     {                                                                                             \

@@ -77,10 +77,12 @@ __device__ void collect_by_reading(const Matrix& matrix, const Group& group, i64
         i64 at = begin;
         for (int other = 0; other < row; ++other)
             at += group.escapes[other];
-        for (i64 first = 0; group.escapes[row] && first < matrix.cols; first += 256) {
-            const i64 col = first + lane * 8;
-            const uint4 piece = load8<ALIGNED>(matrix.source + row * matrix.cols, col,
-                                               matrix.cols, base_word(lo));
+        for (int first = 0; group.escapes[row] && first < matrix.cols; first += 256) {
+            const int col = first + lane * 8;
+            const u32 fill = base_word(lo);
+            const uint4 piece = col < matrix.cols
+                ? load8<ALIGNED>(matrix.row(row), col, matrix.cols, fill)
+                : make_uint4(fill, fill, fill, fill);
             const u32 word[4] = {piece.x, piece.y, piece.z, piece.w};
             u32 mask = 0;
 #pragma unroll

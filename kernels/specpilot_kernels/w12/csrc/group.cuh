@@ -30,8 +30,10 @@ struct Group {
 
 struct Matrix {
     const u16* source;  // the group's first weight
-    i64 cols;
+    int cols;
     int rows;           // of this group, 0 to 16
+
+    __device__ __forceinline__ const u16* row(int index) const { return source + i64(index) * cols; }
 };
 
 __device__ __forceinline__ u32 field_of(u32 bits)

@@ -68,18 +68,18 @@ __device__ __forceinline__ u32 base_word(u32 lo)
     return lo * 0x00800080u;
 }
 
-// Eight neighbouring weights from `col` on; places at or beyond `cols` read as `fill`.
-// ALIGNED: rows begin at multiples of 16 bytes, so no piece is cut by the end of its row.
+// Eight neighbouring weights of a row from `col` < `cols` on; those at or beyond `cols` read as
+// `fill`. ALIGNED: rows begin at multiples of 16 bytes, and no piece is cut by the end of its row.
+// A channel has fewer than 2^28 inputs, so columns are ints.
 template <bool ALIGNED>
-__device__ __forceinline__ uint4 load8(const u16* row, i64 col, i64 cols, u32 fill)
+__device__ __forceinline__ uint4 load8(const u16* row, int col, int cols, u32 fill)
 {
     if (ALIGNED)
-        return col < cols ? *reinterpret_cast<const uint4*>(row + col)
-                          : make_uint4(fill, fill, fill, fill);
+        return *reinterpret_cast<const uint4*>(row + col);
     u32 word[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const i64 at = col + 2 * i;
+        const int at = col + 2 * i;
         const u32 low = at < cols ? row[at] : fill & 0xFFFF;
         const u32 high = at + 1 < cols ? row[at + 1] : fill >> 16;
         word[i] = low | high << 16;

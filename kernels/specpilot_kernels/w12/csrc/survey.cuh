@@ -4,18 +4,29 @@
 
 constexpr int IN_FLIGHT = 4;  // 16-byte loads per lane that are under way at once
 
+// Count one weight. `histogram` is an address in shared memory, a multiple of 1024, so that the
+// bin's place is or-ed in: shift, one three-input logic operation, and the atomic, which adds up
+// the lanes of equal field by itself. Bins of neighbouring fields lie in different banks.
+__device__ __forceinline__ void count(u32 histogram, u32 bits_shifted_by_5)
+{
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(histogram | (bits_shifted_by_5 & 0x3FC))
+                 : "memory");
+}
+
 // Count the exponent fields of this warp's share of a channel. Field 255 is in no window, so
 // places beyond the end of the channel are read as NaN and need no care.
 template <bool ALIGNED>
-__device__ void count_fields(const u16* row, i64 cols, int part, u32* histogram)
+__device__ void count_fields(const u16* row, int cols, int part, u32* histogram)
 {
     constexpr int STRIDE = 32 * 8 * WARPS_PER_ROW;
+    const u32 address = u32(__cvta_generic_to_shared(histogram));
     const int lane = threadIdx.x % 32;
-    for (i64 begin = (part * 32 + lane) * 8; begin < cols; begin += STRIDE * IN_FLIGHT) {
+    for (int begin = (part * 32 + lane) * 8; begin < cols; begin += STRIDE * IN_FLIGHT) {
         uint4 piece[IN_FLIGHT];
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; ++i)
-            piece[i] = load8<ALIGNED>(row, begin + i * STRIDE, cols, 0xFFFFFFFF);
+            if (begin + i * STRIDE < cols)
+                piece[i] = load8<ALIGNED>(row, begin + i * STRIDE, cols, 0xFFFFFFFF);
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; ++i) {
             if (begin + i * STRIDE >= cols)
@@ -23,15 +34,15 @@ __device__ void count_fields(const u16* row, i64 cols, int part, u32* histogram)
             const u32 word[4] = {piece[i].x, piece[i].y, piece[i].z, piece[i].w};
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                atomicAdd(&histogram[field_of(word[j])], 1u);
-                atomicAdd(&histogram[field_of(word[j] >> 16)], 1u);
+                count(address, word[j] >> 5);
+                count(address, word[j] >> 21);
             }
         }
     }
 }
 
 // Choose a channel's window from its histogram, with one warp: most weights, then the highest.
-__device__ void choose_window(u32 (*histogram)[256], i64 cols, u32& lo, u32& escapes)
+__device__ void choose_window(u32 (*histogram)[256], int cols, u32& lo, u32& escapes)
 {
     const int lane = threadIdx.x % 32;
     u32* below = histogram[0];  // becomes: weights with a lower field
@@ -66,7 +77,7 @@ __device__ void choose_window(u32 (*histogram)[256], i64 cols, u32& lo, u32& esc
         best = other > best ? other : best;
     }
     lo = best & 0xFF;
-    escapes = u32(cols - i64(best >> 8));
+    escapes = u32(cols) - u32(best >> 8);
 }
 
 template <bool ALIGNED>
@@ -78,7 +89,7 @@ __device__ void survey(const Matrix& matrix, Workspace& work, Group& group)
         work.histogram[warp][i] = 0;
     __syncwarp();
     if (row < matrix.rows)
-        count_fields<ALIGNED>(matrix.source + row * matrix.cols, matrix.cols, part,
+        count_fields<ALIGNED>(matrix.row(row), matrix.cols, part,
                               work.histogram[warp]);
     __syncthreads();
     if (part == 0) {
