@@ -20,17 +20,20 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from specpilot_kernels.cubin import NotACubin, Usage, kernel_usage
 from specpilot_kernels.registry import KernelModule
 
 _PACKAGE = Path(__file__).resolve().parent
-_FILE_FORMAT = 1
+_FILE_FORMAT = 2
 _INSTALL = "pip install 'specpilot[gpu]'"
 _TOOLKIT = ("CUDA_HOME", "CUDA_PATH")
+_FIRST_WITH_CACHE = (12, 9)
+"""Older versions of NVRTC have no cache of their own, and refuse the option that turns it off."""
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -53,23 +56,8 @@ class UnsupportedGpu(GpuUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What one entry point takes, as the assembler reported it.
-
-    registers: per thread. stack_bytes: local memory frame per thread. spill_store_bytes and
-    spill_load_bytes: per thread. shared_bytes: static shared memory per block.
-    """
-
-    registers: int
-    stack_bytes: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    shared_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Binary:
-    """A compiled module: its machine code and what each entry point takes."""
+    """A compiled module: its machine code and what each kernel in it takes."""
 
     architecture: str
     cubin: bytes
@@ -127,7 +115,7 @@ def cache_folder() -> Path:
 
 def compiler_version() -> str:
     """Return NVRTC's version, such as "13.0"; MissingGpuPackage if it is not installed."""
-    _, major, minor = _nvrtc().nvrtcVersion()
+    major, minor = _nvrtc_version()
     return f"{major}.{minor}"
 
 
@@ -136,6 +124,8 @@ def compile_module(module: KernelModule, architecture: str) -> Binary:
     nvrtc = _nvrtc()
     source = _PACKAGE / module.source
     options = [*_options(module, architecture), f"-I{source.parent}", f"-I{_PACKAGE}"]
+    if _nvrtc_version() >= _FIRST_WITH_CACHE:
+        options.append("--no-cache")  # one cache is enough, and this one checks what it reads
     headers = _cuda_headers()
     if headers is not None:
         options.append(f"-I{headers}")
@@ -156,32 +146,14 @@ def compile_module(module: KernelModule, architecture: str) -> Binary:
         cubin = _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    usage = parse_usage(log)
+    try:
+        usage = kernel_usage(cubin)
+    except NotACubin as error:
+        raise KernelBuildError(f"{module.source} for {architecture}: {error}") from error
     missing = {entry.name for entry in module.entries} - usage.keys()
     if missing:
         raise KernelBuildError(f"{module.source} defines no kernel {', '.join(sorted(missing))}")
     return Binary(architecture, cubin, usage)
-
-
-_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
-
-
-def parse_usage(log: str) -> dict[str, Usage]:
-    """Read the assembler's report (`-v`) of each entry point out of a compiler log."""
-    usage: dict[str, Usage] = {}
-    name, stack = "", (0, 0, 0)
-    for line in log.splitlines():
-        if found := _ENTRY.search(line):
-            name, stack = found[1], (0, 0, 0)
-        elif found := _STACK.search(line):
-            stack = (int(found[1]), int(found[2]), int(found[3]))
-        elif found := _USED.search(line):
-            shared = _SHARED.search(line)
-            usage[name] = Usage(int(found[1]), *stack, int(shared[1]) if shared else 0)
-    return usage
 
 
 def _options(module: KernelModule, architecture: str) -> list[str]:
@@ -190,7 +162,6 @@ def _options(module: KernelModule, architecture: str) -> list[str]:
         f"--gpu-architecture={architecture}",
         "--std=c++17",
         "-lineinfo",
-        "--ptxas-options=-v",
         *(f"-D{name}={value}" for name, value in module.macros),
     ]
 
@@ -230,8 +201,7 @@ def _read(path: Path, key: str) -> Binary | None:
         header = json.loads(head)
         if header["key"] != key or header["sha256"] != hashlib.sha256(cubin).hexdigest():
             return None
-        usage = {name: Usage(**values) for name, values in header["usage"].items()}
-        return Binary(header["architecture"], cubin, usage)
+        return Binary(header["architecture"], cubin, kernel_usage(cubin))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -241,7 +211,6 @@ def _write(path: Path, key: str, binary: Binary) -> None:
         "key": key,
         "sha256": hashlib.sha256(binary.cubin).hexdigest(),
         "architecture": binary.architecture,
-        "usage": {name: asdict(usage) for name, usage in binary.usage.items()},
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -271,6 +240,11 @@ def _nvrtc() -> Any:
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise KernelBuildError(f"NVRTC does not start: {status.name}")
     return nvrtc
+
+
+def _nvrtc_version() -> tuple[int, int]:
+    _, major, minor = _nvrtc().nvrtcVersion()
+    return major, minor
 
 
 @cache

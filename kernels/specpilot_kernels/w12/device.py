@@ -71,7 +71,9 @@ class DeviceW12:
         """
         row_blocks, col_blocks = layout.grid(self.rows, self.cols)
         channels = self.matrices * self.rows
-        escapes = self.escape_bits.numel()
+        escapes, patterns = self.escape_col.numel(), self.escape_bits.numel()
+        if escapes != patterns:  # the true count is in escape_ptr, a value: either may be wrong
+            raise MalformedW12(f"escape_col has {escapes} entries, escape_bits {patterns}")
         expected = {
             "records": (
                 (torch.uint8,),

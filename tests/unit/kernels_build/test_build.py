@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 import threading
@@ -152,18 +154,55 @@ def test_a_missing_entry_point_is_named(package: Path) -> None:
         build.build(module, "sm_80")
 
 
-def test_a_spill_is_reported(package: Path) -> None:
-    lines = "".join(f"float v{i} = p[{i} * n];\n" for i in range(64))
-    total = "".join(f"p[{i} * n + 1] = v{i} * v{63 - i};\n" for i in range(64))
-    (package / "scale.cu").write_text(
-        'extern "C" __global__ void __launch_bounds__(1024, 2) scale(float* p, int n) {\n'
-        f"{lines} __syncthreads();\n {total} }}\n",
-        encoding="utf-8",
-    )
-    usage = build.build(MODULE, "sm_80").usage["scale"]
-    assert usage.registers == 32
-    assert usage.spill_store_bytes > 0
-    assert usage.stack_bytes > 0
+def test_the_compilers_log_is_not_needed(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = build.build(MODULE, "sm_80")
+    monkeypatch.setattr(build, "_text", lambda *_: "")
+    assert build.compile_module(MODULE, "sm_80") == expected
+    assert expected.usage["scale"].registers > 0
+
+
+def test_code_without_usage_is_no_success(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = build._bytes
+    # Without its name, the section with the attributes of all kernels is not found.
+    monkeypatch.setattr(build, "_bytes", lambda *a: real(*a).replace(b".nv.info\0", b".nv.none\0"))
+    with pytest.raises(build.KernelBuildError, match="no registers or stack frame for scale"):
+        build.build(MODULE, "sm_80")
+    assert not build.cache_folder().exists()
+
+
+def test_a_cached_file_without_usage_is_built_again(package: Path) -> None:
+    sound = build.build(MODULE, "sm_80")
+    (file,) = _files()
+    head, _, cubin = file.read_bytes().partition(b"\n")
+    damaged = cubin.replace(b".nv.info\0", b".nv.none\0")
+    header = json.loads(head) | {"sha256": hashlib.sha256(damaged).hexdigest()}
+    file.write_bytes(json.dumps(header).encode() + b"\n" + damaged)
+    assert build.build(MODULE, "sm_80") == sound
+
+
+@pytest.mark.parametrize(
+    ("version", "passed"), [((12, 6), False), ((12, 9), True), ((13, 0), True), ((13, 5), True)]
+)
+def test_the_compilers_own_cache_is_off_where_it_has_one(
+    package: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], passed: bool
+) -> None:
+    real, seen = build._nvrtc(), []
+
+    class Recorder:
+        nvrtcVersion = staticmethod(lambda: (real.nvrtcResult.NVRTC_SUCCESS, *version))
+
+        def nvrtcCompileProgram(self, program: object, count: int, options: list[bytes]) -> object:
+            seen.extend(options)
+            assert count == len(options)
+            return real.nvrtcCompileProgram(program, count, options)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    recorder = Recorder()
+    monkeypatch.setattr(build, "_nvrtc", lambda: recorder)
+    build.compile_module(MODULE, "sm_80")
+    assert (b"--no-cache" in seen) is passed
 
 
 def test_missing_bindings_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_kernel_compiles_within_its_limits(module: KernelModule, architecture: s
     assert binary.cubin[:4] == b"\x7fELF"
     for entry in module.entries:
         usage = binary.usage[entry.name]
-        assert (usage.stack_bytes, usage.spill_store_bytes, usage.spill_load_bytes) == (0, 0, 0)
+        assert usage.stack_bytes == 0  # spilled registers would be in it
         assert 0 < usage.registers <= entry.max_registers
         number = re.sub(r"\D", "", architecture)
         assert usage.shared_bytes <= _SHARED_LIMIT[number] * 1024
