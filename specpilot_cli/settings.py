@@ -118,11 +118,19 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read `{path}`: {error.strerror}",
+            where=str(path),
+            hint="may this user read it? SPECPILOT_NO_CONFIG=1 ignores it",
+        ) from error
+    except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors
         line = re.search(r"at line (\d+)", str(error))
         where = f"{path}:{line.group(1)}" if line else str(path)
-        raise InputError(f"invalid TOML: {error}", where=where) from error
+        raise InputError(
+            f"invalid TOML: {error}",
+            where=where,
+            hint="correct the line; SPECPILOT_NO_CONFIG=1 ignores the file",
+        ) from error
 
 
 def _known(key: str, known: Iterable[str], what: str, path: Path) -> None:

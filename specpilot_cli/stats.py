@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtrc, betaincinv, ndtri, stdtrit
+from scipy.special import bdtrc, ndtri, stdtrit
 
 Float64 = NDArray[np.float64]
 
@@ -194,32 +194,6 @@ def pooled_sigma(cells: Mapping[str, ArrayLike]) -> float:
     if dfs == 0:
         raise ValueError("no cell has two requests, so the spread cannot be estimated")
     return math.sqrt(squares / dfs)
-
-
-def wilson_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
-    """Two-sided Wilson interval of a proportion; right only if the trials are independent.
-
-    Tokens of one request are not: use `clustered_ratio` for rates per token.
-    """
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"need 0 <= successes <= trials and trials >= 1: {successes}/{trials}")
-    z = float(ndtri(0.5 + confidence / 2))
-    p, z2n = successes / trials, z * z / trials
-    centre = (p + z2n / 2) / (1 + z2n)
-    half = z * math.sqrt(p * (1 - p) / trials + z2n / (4 * trials)) / (1 + z2n)
-    # At 0 and at all successes the ends are exact; do not let rounding move them.
-    low = 0.0 if successes == 0 else max(0.0, centre - half)
-    return Interval(low, 1.0 if successes == trials else min(1.0, centre + half))
-
-
-def clopper_pearson_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
-    """Two-sided exact binomial interval of a proportion (never narrower than nominal)."""
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(f"need 0 <= successes <= trials and trials >= 1: {successes}/{trials}")
-    tail, k, n = (1 - confidence) / 2, successes, trials
-    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
-    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
-    return Interval(low, high)
 
 
 @dataclass(frozen=True, slots=True)

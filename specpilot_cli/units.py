@@ -16,8 +16,7 @@ _BYTE_UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
-_SECOND_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ]*)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
@@ -61,11 +60,6 @@ def format_flops(flop_per_s: float) -> str:
     )
 
 
-def format_ratio(ratio: float) -> str:
-    """`1.4123` → `1.412×`."""
-    return f"{ratio:.3f}×"
-
-
 def format_percent(fraction: float, *, digits: int = 1) -> str:
     """`0.125` → `12.5 %`."""
     return f"{100 * fraction:.{digits}f} %"
@@ -76,26 +70,11 @@ def parse_bytes(text: str) -> int:
 
     Raises `InputError` for anything else.
     """
-    value, unit = _split(text, "bytes", "for example `512MB` or `2GiB`")
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise InputError(f"`{text}` is not bytes", hint="for example `512MB` or `2GiB`")
+    value, unit = float(match.group(1)), match.group(2)
     factor = _BYTE_UNITS.get(unit.lower() or "b")
     if factor is None:
         raise InputError(f"unknown byte unit `{unit}` in `{text}`", hint="use B, kB, MB, GB or GiB")
     return round(value * factor)
-
-
-def parse_seconds(text: str) -> float:
-    """`"250ms"` → 0.25; a bare number is seconds. Raises `InputError` for anything else."""
-    value, unit = _split(text, "a duration", "for example `250ms` or `1.5s`")
-    factor = _SECOND_UNITS.get(unit or "s")
-    if factor is None:
-        raise InputError(
-            f"unknown time unit `{unit}` in `{text}`", hint="use ns, us, ms, s, min, h"
-        )
-    return value * factor
-
-
-def _split(text: str, what: str, hint: str) -> tuple[float, str]:
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise InputError(f"`{text}` is not {what}", hint=hint)
-    return float(match.group(1)), match.group(2)

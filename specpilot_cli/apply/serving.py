@@ -115,7 +115,8 @@ def launch(
                         reporter=reporter,
                     )
                 )
-            engine = stack.enter_context(HttpEngine(server.base_url, _REQUEST_S))
+            name = f"{plan.label} server"
+            engine = stack.enter_context(HttpEngine(server.base_url, _REQUEST_S, name=name))
             info = engine.server_info()
             check_owner(plan, server, info)
             check_handshake(plan, info)

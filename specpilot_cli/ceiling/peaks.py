@@ -38,7 +38,10 @@ class Peaks:
         """Read bandwidth in bytes/s, of the preferred kind where there is one."""
         number = self.rates.bandwidth(self.prefer) or self.rates.bandwidth(_OTHER[self.prefer])
         if number is None:  # the schema asks for at least one
-            raise InputError(f"`{self.title}` states no read bandwidth")
+            raise InputError(
+                f"`{self.title}` states no read bandwidth",
+                hint="give --gpu NAME, or --peaks FILE with a bandwidth",
+            )
         return number
 
     def compute(self, dtype: ComputeType) -> SourcedNumber:

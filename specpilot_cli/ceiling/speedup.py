@@ -78,11 +78,6 @@ def step_time(curve: StepTimeCurve, rows: int) -> StepTime:
     return StepTime(rows, low.step_s + share * (high.step_s - low.step_s), "interpolated")
 
 
-def break_even_tau(curve: StepTimeCurve, n_nodes: int) -> float:
-    """Tokens per step at which `n_nodes` nodes only match plain decoding: c(N) (Eq. 3)."""
-    return step_time(curve, n_nodes + 1).seconds / curve.ar_step_s
-
-
 def speedup_at(curve: StepTimeCurve, n_nodes: int, *, tau: float) -> SpeedupPoint:
     """Eq. 3 for one budget of `n_nodes` nodes, that is n_nodes + 1 rows."""
     if tau < 1:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,30 +143,14 @@ def _run(checked: CheckedRecipe, out: Path | None, *, quiet: bool) -> tuple[Reci
     from specpilot_cli.apply.run import apply_recipe
     from specpilot_cli.ui import ConsoleReporter
 
+    loaded = checked.loaded
+    options.check_not_input({"--out": out}, (loaded.target, loaded.drafter))
     with (
         ConsoleReporter(quiet) as reporter,
-        _terminated_as_interrupted(),
-        run_folder(out, checked.loaded.recipe.name, reporter) as folder,
+        run_folder(out, loaded.recipe.name, reporter) as folder,
     ):
         result = apply_recipe(checked, folder, reporter=reporter)
         return result, _write(result)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM stop the run as Ctrl-C does: servers down, the reader told, exit code 130."""
-
-    def interrupt(*_: object) -> None:
-        # an event loop takes SIGINT in its own way, where SIGINT is not ignored (`command &`)
-        if signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, signal.SIG_DFL, None):
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _write(result: RecipeResult) -> Envelope:

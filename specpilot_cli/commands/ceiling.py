@@ -106,7 +106,8 @@ def ceiling(
     from specpilot_cli.io.json_file import read_json_model
     from specpilot_cli.schema.step_profile import StepProfile
 
-    options.check_output(output, force, ".html")
+    given = (profile, lattices, peaks, step_times)
+    options.check_output(output, force, ".html", inputs=given)
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
     step = read_json_model(_required(profile), StepProfile)

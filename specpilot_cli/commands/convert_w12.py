@@ -39,7 +39,9 @@ Exclude = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Worker threads; default: the processors, at most 8."),
+    typer.Option(
+        "--workers", min=1, max=1024, help="Worker threads; default: the processors, at most 8."
+    ),
 ]
 Resume = Annotated[
     bool,
@@ -65,6 +67,11 @@ def resolved(source: str, reporter: Reporter, *, quiet: bool) -> Path:
 
     hidden = quiet or os.environ.get("SPECPILOT_NO_PROGRESS") or not sys.stderr.isatty()
     return resolve_source(source, bars=not hidden, reporter=reporter)
+
+
+def local_folder(source: str | None) -> Path | None:
+    """`source` if it is a folder here; a hub id cannot be written to."""
+    return Path(source) if source is not None and Path(source).is_dir() else None
 
 
 def default_workers() -> int:
@@ -109,9 +116,7 @@ def convert_w12(
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(report, force, where="--report")
-    if out is None and not dry_run:
-        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
+    _check_usage(source, out, report, dry_run=dry_run, force=force)
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
     with ConsoleReporter(quiet, verbose) as reporter:
         folder = resolved(source, reporter, quiet=quiet)
@@ -133,6 +138,16 @@ def _shard_bytes(text: str | None) -> int | None:
     if size is not None and size < 1:
         raise InputError("a shard needs room", where="--shard-size")
     return size
+
+
+def _check_usage(
+    source: str, out: Path | None, report: Path | None, *, dry_run: bool, force: bool
+) -> None:
+    inputs = (local_folder(source), out)
+    options.check_output(report, force, where="--report", inputs=inputs)
+    options.check_not_input({"--out": out}, inputs[:1])
+    if out is None and not dry_run:
+        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
 
 
 def _convert(

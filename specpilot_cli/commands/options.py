@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from specpilot_cli.errors import InputError
+from specpilot_cli.errors import InputError, MachineError
 
 if TYPE_CHECKING:
     from specpilot_cli.schema.result import Envelope
@@ -80,7 +80,7 @@ OptionalDrafterFolder = Annotated[
 DtypeOption = Annotated[
     Literal["float32", "bfloat16"], typer.Option("--dtype", help="Arithmetic of both models.")
 ]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads.")]
 
 # Every verdict word, so that a misspelt one cannot pass for acceptance.
 _EXIT_CODES = {
@@ -105,10 +105,17 @@ def exit_code(verdict: str | None) -> int:
     return _EXIT_CODES[verdict]
 
 
-def check_output(output: Path | None, force: bool, *suffixes: str, where: str = "--output") -> None:
+def check_output(
+    output: Path | None,
+    force: bool,
+    *suffixes: str,
+    where: str = "--output",
+    inputs: Iterable[Path | str | None] = (),
+) -> None:
     """Refuse a bad `--output` (or `where`) before any work is done.
 
-    `.json` and `-` are always possible; `suffixes` lists what else the command can write.
+    `.json` and `-` are always possible; `suffixes` lists what else the command can write. `inputs`
+    as in `check_not_input`.
     """
     if output is None or str(output) == "-":
         return
@@ -119,12 +126,38 @@ def check_output(output: Path | None, force: bool, *suffixes: str, where: str = 
             where=where,
             hint=f"use one of {', '.join(known)}, or `-` for JSON on stdout",
         )
-    if output.is_dir():
-        raise InputError(f"`{output}` is a folder", where=where)
-    if output.exists() and not force:
-        raise InputError(
-            f"`{output}` already exists", where=where, hint="use --force to overwrite it"
-        )
+    check_not_input({where: output}, inputs)
+    _check_place(output, force, where)
+
+
+def check_not_input(
+    outputs: Mapping[str, Path | None], inputs: Iterable[Path | str | None]
+) -> None:
+    """Refuse outputs that would touch an input: `--force` must never cost a source.
+
+    `outputs` by option name. An output may not be an input file, lie inside an input folder, or
+    be another output. Raises `InputError`.
+    """
+    sources = [Path(path).resolve() for path in inputs if path is not None]
+    taken: dict[Path, str] = {}
+    for name, given in outputs.items():
+        if given is None or str(given) == "-":
+            continue
+        path = given.resolve()
+        for source in sources:
+            if source in (path, *path.parents):
+                raise InputError(
+                    f"`{given}` would overwrite or lie inside an input: `{source}`",
+                    where=name,
+                    hint="inputs are never changed; name another file",
+                )
+        if path in taken:
+            raise InputError(
+                f"`{given}` is also the output of {taken[path]}",
+                where=name,
+                hint="name another file",
+            )
+        taken[path] = name
 
 
 def check_new_file(path: Path | None, suffix: str, *, where: str, force: bool) -> None:
@@ -132,11 +165,32 @@ def check_new_file(path: Path | None, suffix: str, *, where: str, force: bool) -
     if path is None:
         return
     if path.suffix != suffix:
-        raise InputError(f"`{path}` must end in `{suffix}`", where=where)
+        raise InputError(
+            f"`{path}` must end in `{suffix}`", where=where, hint=f"name it `{path.name}{suffix}`"
+        )
+    _check_place(path, force, where)
+
+
+def answer_files(folder: Path | None, systems: Iterable[str], *, force: bool) -> dict[str, Path]:
+    """The files of `--save-outputs`, by what to call them; each is checked as any output."""
+    if folder is None:
+        return {}
+    files = {f"--save-outputs ({name})": folder / f"{name}.jsonl" for name in systems}
+    for path in files.values():
+        _check_place(path, force, "--save-outputs")
+    return files
+
+
+def _check_place(path: Path, force: bool, where: str) -> None:
+    from specpilot_cli.io.atomic import check_can_write
+
+    if path.is_dir():
+        raise InputError(f"`{path}` is a folder", where=where, hint="give a file name")
     if path.exists() and not force:
         raise InputError(
             f"`{path}` already exists", where=where, hint="use --force to overwrite it"
         )
+    check_can_write(path, where=where)
 
 
 def emit(
@@ -170,8 +224,20 @@ def emit(
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader left. Exit code 1 would read as a verdict, so end as SIGPIPE would.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         raise typer.Exit(_READER_LEFT) from None
+    except OSError as error:
+        _drop_stdout()
+        raise MachineError(
+            f"cannot write the answer: {error.strerror}",
+            where="standard output",
+            hint="is there space where it goes? `-o FILE` also writes it to a file",
+        ) from error
+
+
+def _drop_stdout() -> None:
+    """Send what is still buffered to nowhere: flushing it at exit would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def finish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def paired_bench(
 
         specpilot paired-bench --from bench.json
     """
-    options.check_output(output, force)
+    _check_outputs(output, save_outputs, (prompts, tokenizer, saved), force=force)
     urls = _named(baseline=baseline, candidate=candidate, ar=ar, baseline_again=baseline_again)
     if saved is not None:
         envelope, summary = _read_saved(saved, with_work=bool(urls) or prompts is not None)
@@ -127,6 +128,16 @@ def paired_bench(
         source = _Source(urls, prompts, tokenizer, timeout, save_outputs, force)
         envelope, summary = _measure(source, settings, journal, quiet=quiet)
     _finish(envelope, summary, as_json, output, force, exit_zero)
+
+
+def _check_outputs(
+    output: Path | None, save_outputs: Path | None, inputs: Iterable[Path | None], *, force: bool
+) -> None:
+    """The result, its journal and the answers: all can be written, and none is an input."""
+    options.check_output(output, force)
+    answers = options.answer_files(save_outputs, _SAVED_SYSTEMS, force=force)
+    journal = _journal_path(output)
+    options.check_not_input({"-o": output, "the journal of -o": journal, **answers}, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,21 +154,19 @@ class _Source:
     save_outputs: Path | None
     force: bool
 
+    def server_name(self, url: str) -> str:
+        """What the server at `url` is in this comparison."""
+        shown = {"ar": "AR", "baseline_again": "second baseline"}
+        names = [shown.get(name, name) for name, own in self.urls.items() if own == url]
+        return f"{' and '.join(names)} server"
+
     def checked_prompts(self) -> Path:
-        """The prompt file; InputError for what is missing, or in the way of the answers."""
+        """The prompt file; InputError for what is missing."""
         for name in ("baseline", "candidate"):
             if name not in self.urls:
                 raise InputError(f"--{name} is missing", hint="give the server as http://host:port")
         if self.prompts is None:
             raise InputError("--prompts is missing", hint="a JSONL file, one prompt a line")
-        for system in _SAVED_SYSTEMS:
-            path = (self.save_outputs or Path()) / f"{system}.jsonl"
-            if self.save_outputs is not None and path.exists() and not self.force:
-                raise InputError(
-                    f"`{path}` already exists",
-                    where="--save-outputs",
-                    hint="use --force to overwrite it",
-                )
         return self.prompts
 
 
@@ -177,17 +186,24 @@ def _settings(
     )  # fmt: skip
 
 
-def _journal(output: Path | None, *, resume: bool, force: bool) -> JournalFile | None:
+def _journal_path(output: Path | None) -> Path | None:
     """The journal lies beside the result; without a result file there is none."""
+    if output is None or str(output) == "-":
+        return None
+    return output.with_suffix(".journal.jsonl")
+
+
+def _journal(output: Path | None, *, resume: bool, force: bool) -> JournalFile | None:
     from specpilot_cli.paired_bench.run import JournalFile
 
-    if output is None or str(output) == "-":
+    path = _journal_path(output)
+    if path is None:
         if resume:
             raise InputError(
                 "--resume needs --output", hint="the journal lies beside the result file"
             )
         return None
-    return JournalFile(output.with_suffix(".journal.jsonl"), resume=resume, force=force)
+    return JournalFile(path, resume=resume, force=force)
 
 
 def _measure(
@@ -204,7 +220,9 @@ def _measure(
     with ConsoleReporter(quiet) as reporter, ExitStack() as stack:
         # One engine per server: two names at one URL then share its prefix cache knowingly.
         engines = {
-            url: stack.enter_context(HttpEngine(url, source.timeout_s))
+            url: stack.enter_context(
+                HttpEngine(url, source.timeout_s, name=source.server_name(url))
+            )
             for url in dict.fromkeys(source.urls.values())
         }
         for engine in engines.values():
@@ -255,7 +273,10 @@ def _read_saved(saved: Path, *, with_work: bool) -> tuple[Envelope, PairedBenchS
     from specpilot_cli.paired_bench.saved import read_saved
 
     if with_work:
-        raise InputError("--from measures nothing, so it takes no server and no prompts")
+        raise InputError(
+            "--from measures nothing, so it takes no server and no prompts",
+            hint="leave out the other options to see the saved result",
+        )
     return read_saved(saved)
 
 

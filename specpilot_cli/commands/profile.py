@@ -102,7 +102,10 @@ def profile(
     counts = _row_counts(rows, needed=step_times is not None, drafter=drafter)
     options.check_new_file(output, ".json", where="-o", force=force)
     options.check_new_file(step_times, ".json", where="--step-times", force=force)
+    options.check_not_input({"-o": output, "--step-times": step_times}, (target, drafter, prompts))
     engine = _load(target, drafter, mode, block, nodes, dtype, threads)
+    if engine.drafter is not None:
+        engine.check_block(tree_block, "--tree-block")
     plan = _plan(engine, prompts, steps, repeats, concurrency, seed)
     step, curve = _measure(engine, plan, counts, tree_block, quiet=quiet)
     _write(step, output, curve, step_times, force=force)
@@ -254,7 +257,13 @@ def _row_counts(text: str, *, needed: bool, drafter: Path | None) -> list[int]:
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise InputError(f"not a list of row counts: `{text}`", where="--rows") from error
-    if min(counts) < 1:
-        raise InputError("row counts start at 1", where="--rows")
+        raise InputError(
+            f"not a list of row counts: `{text}`", where="--rows", hint="write it as 1,8,16"
+        ) from error
+    if min(counts) < 1 or (drafter is not None and max(counts) < 2):
+        raise InputError(
+            "row counts start at 1, and one of them must be larger",
+            where="--rows",
+            hint="write them as 1,8,16",
+        )
     return counts

@@ -63,6 +63,7 @@ def record(
 
     options.check_new_file(output, ".safetensors", where="-o", force=force)
     options.check_new_file(outputs, ".jsonl", where="--outputs", force=force)
+    options.check_not_input({"-o": output, "--outputs": outputs}, (target, drafter, prompts))
     chosen = _chosen(prompts, limit, max_new_tokens)
     require_engine()
     from specpilot_cli.engines.reference.engine import ReferenceEngine

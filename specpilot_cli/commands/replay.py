@@ -133,7 +133,7 @@ def replay(
     """
     from specpilot_cli.replay.anchors import ReplayOptions
 
-    options.check_output(output, force)
+    options.check_output(output, force, inputs=(lattice, step_times))
     if list_policies:
         envelope, text = _policy_list()
     else:

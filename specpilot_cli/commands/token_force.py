@@ -94,6 +94,8 @@ def token_force(
         system, stock, scorer, ar, prompts, tokenizer, limit, concurrency, timeout, save_outputs,
         overwrite=force,
     )  # fmt: skip
+    answers = options.answer_files(save_outputs, sources.live(), force=force)
+    options.check_not_input({"-o": output, **answers}, (*_input_files(sources), tokenizer))
     settings = _settings(delta, strata, split, audit_limit, concurrency, seed)
     result, envelope = _run(sources, settings, quiet)
     options.finish(envelope, as_json=as_json, output=output, force=force, exit_zero=exit_zero,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.convert_w12 import Workers, default_workers, resolved
+from specpilot_cli.commands.convert_w12 import Workers, default_workers, local_folder, resolved
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
@@ -58,7 +58,7 @@ def verify(
     from specpilot_cli.convert_w12.verify import verify_folder
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(output, force)
+    options.check_output(output, force, inputs=(folder, local_folder(against)))
     with ConsoleReporter(quiet) as reporter:
         source = resolved(against, reporter, quiet=quiet) if against is not None else None
         found = verify_folder(
@@ -135,7 +135,7 @@ def inspect(
     from specpilot_cli.report import w12 as show
     from specpilot_cli.report.json_out import build_envelope
 
-    options.check_output(output, force)
+    options.check_output(output, force, inputs=(folder,))
     outcomes = inspect_folder(folder)
 
     def text() -> None:

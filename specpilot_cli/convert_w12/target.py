@@ -73,7 +73,11 @@ def copy_file(source: Path, target: Path) -> None:
     try:
         shutil.copyfile(source, target)
     except FileNotFoundError as error:
-        raise InputError(f"cannot read `{source}`", where=str(source)) from error
+        raise InputError(
+            f"cannot read `{source}`",
+            where=str(source),
+            hint="did the file vanish while it was copied?",
+        ) from error
 
 
 def refuse_altered_blob(path: Path, sha256: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,12 +19,13 @@ import httpx
 
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
+from specpilot_cli.engines.http_parts import checked_url, first_error, status_text
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
 _T = TypeVar("_T")
 
-_CONTROL_TIMEOUT_S = 60.0
+_CONTROL_TIMEOUT_S = 60.0  # at most; a shorter limit of requests holds here too
 _CONNECT_TIMEOUT_S = 5.0
 _DRAIN_TIMEOUT_S = 0.5
 # Servers drop idle connections after 5 s (uvicorn's default). Dropping ours earlier means that
@@ -49,13 +50,19 @@ class AsyncHttpEngine:
 
     Use as an async context manager. Raises MachineError when the server cannot be
     reached, MeasurementInvalid when it answers with anything but a complete, consistent
-    reply within the time limits.
+    reply within the time limits. Errors call the server by its role, `name`.
     """
 
     def __init__(
-        self, base_url: str, timeout_s: float = 600.0, *, stall_timeout_s: float = 60.0
+        self,
+        base_url: str,
+        timeout_s: float = 600.0,
+        *,
+        stall_timeout_s: float = 60.0,
+        name: str = "server",
     ) -> None:
-        self.base_url = _checked_url(base_url)
+        self.base_url = checked_url(base_url)
+        self._who = f"the {name} at {self.base_url}"
         self._timeouts = Timeouts(timeout_s, min(stall_timeout_s, timeout_s))
         self._client = httpx.AsyncClient(
             base_url=self.base_url,
@@ -64,7 +71,7 @@ class AsyncHttpEngine:
                 max_keepalive_connections=None,
                 keepalive_expiry=_KEEPALIVE_S,
             ),
-            timeout=httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(None, connect=min(_CONNECT_TIMEOUT_S, timeout_s)),
             headers={"Accept-Encoding": "identity"},
             trust_env=False,
         )
@@ -89,8 +96,7 @@ class AsyncHttpEngine:
         response = await self._control("GET", "/health")
         if response.status_code != httpx.codes.OK:
             raise MachineError(
-                f"the server at {self.base_url} is not ready: "
-                f"/health answered {response.status_code}",
+                f"{self._who} is not ready: /health answered {response.status_code}",
                 hint="wait until the model is loaded, then try again",
             )
 
@@ -99,25 +105,31 @@ class AsyncHttpEngine:
         response = await self._control("GET", "/server_info")
         if response.status_code == httpx.codes.NOT_FOUND:
             raise MachineError(
-                f"the server at {self.base_url} has no /server_info",
+                f"{self._who} has no /server_info",
                 hint="specpilot talks to SGLang's native API: is this an SGLang server?",
             )
-        if response.status_code != httpx.codes.OK:
-            raise wire.invalid("server_info", _status_text(response.status_code, response.content))
-        return wire.decode_json(response.content, "server_info")
+        with self._blamed():
+            if response.status_code != httpx.codes.OK:
+                reason = status_text(response.status_code, response.content)
+                raise wire.invalid("server_info", reason)
+            return wire.decode_json(response.content, "server_info")
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache; the server refuses while requests run."""
         response = await self._control("POST", "/flush_cache")
         if response.status_code != httpx.codes.OK:
             raise MeasurementInvalid(
-                f"the server at {self.base_url} did not flush its cache: "
-                f"{_status_text(response.status_code, response.content)}",
+                f"{self._who} did not flush its cache: "
+                f"{status_text(response.status_code, response.content)}",
                 hint="another client may be using the server; measure on an idle one",
             )
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Stream one greedy answer and check it."""
+        with self._blamed():
+            return await self._generate(request)
+
+    async def _generate(self, request: GenerateRequest) -> Generation:
         submit_s = time.monotonic()
         assembler = wire.StreamAssembler(request.request_id)
         first_byte_s = last_byte_s = submit_s
@@ -169,7 +181,7 @@ class AsyncHttpEngine:
                 for _ in range(min(concurrency, len(requests))):
                     group.create_task(worker())
         except BaseExceptionGroup as errors:
-            raise _first_error(errors) from errors
+            raise first_error(errors) from errors
         return [results[index] for index in range(len(requests))]
 
     async def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
@@ -179,6 +191,10 @@ class AsyncHttpEngine:
         """
         if not 1 <= start < len(input_ids):
             raise InputError(f"cannot score from token {start} of {len(input_ids)}")
+        with self._blamed():
+            return await self._score(input_ids, start)
+
+    async def _score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
         name = f"score of {len(input_ids)} tokens"
         body = wire.score_body(input_ids, start)
         try:
@@ -231,29 +247,52 @@ class AsyncHttpEngine:
     ) -> MachineError | MeasurementInvalid:
         if status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
             return MachineError(
-                f"the server at {self.base_url} has no /generate",
+                f"{self._who} has no /generate",
                 hint="specpilot talks to SGLang's native API: is this an SGLang server?",
             )
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             return MachineError(
-                f"the server at {self.base_url} refuses this client: HTTP {status}",
+                f"{self._who} refuses this client: HTTP {status}",
                 hint="start the server without an API key",
             )
-        return wire.invalid(request_id, _status_text(status, content))
+        return wire.invalid(request_id, status_text(status, content))
 
     def _transport_error(
         self, error: httpx.HTTPError, request_id: str
     ) -> MachineError | MeasurementInvalid:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return _unreachable(self.base_url, error)
+            return self._unreachable(error)
         detail = str(error) or type(error).__name__
         return wire.invalid(request_id, f"the connection broke: {detail}")
 
     async def _control(self, method: str, path: str) -> httpx.Response:
+        limit_s = min(_CONTROL_TIMEOUT_S, self._timeouts.request_s)
         try:
-            return await self._client.request(method, path, timeout=_CONTROL_TIMEOUT_S)
+            async with asyncio.timeout(limit_s):
+                return await self._client.request(method, path)
+        except TimeoutError as error:
+            raise MachineError(
+                f"{self._who} did not answer {path} within {limit_s:g} s",
+                hint="is it stuck, or still loading? its log may tell",
+            ) from error
         except httpx.HTTPError as error:
-            raise _unreachable(self.base_url, error) from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> MachineError:
+        detail = str(error) or type(error).__name__
+        return MachineError(
+            f"{self._who} does not answer: {detail}",
+            hint="is the server running, and is the port right?",
+        )
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Say which server gave a reply that voids the measurement."""
+        try:
+            yield
+        except MeasurementInvalid as error:
+            error.where = self._who if error.where is None else f"{self._who}, {error.where}"
+            raise
 
 
 class HttpEngine:
@@ -264,10 +303,17 @@ class HttpEngine:
     """
 
     def __init__(
-        self, base_url: str, timeout_s: float = 600.0, *, stall_timeout_s: float = 60.0
+        self,
+        base_url: str,
+        timeout_s: float = 600.0,
+        *,
+        stall_timeout_s: float = 60.0,
+        name: str = "server",
     ) -> None:
-        self._engine = AsyncHttpEngine(base_url, timeout_s, stall_timeout_s=stall_timeout_s)
-        self._runner = asyncio.Runner()
+        self._engine = AsyncHttpEngine(
+            base_url, timeout_s, stall_timeout_s=stall_timeout_s, name=name
+        )
+        self._runner = asyncio.Runner(loop_factory=_new_loop)
 
     @property
     def base_url(self) -> str:
@@ -289,7 +335,7 @@ class HttpEngine:
         """Close the connections and the event loop; may be called twice."""
         self._run(self._engine.close())
         self._runner.close()
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=_new_loop)
 
     def health(self) -> None:
         """Return when the server is up; raise MachineError otherwise."""
@@ -330,50 +376,21 @@ class HttpEngine:
         return self._runner.run(main())
 
 
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """A loop that leaves an interruption to the caller, who sees it, and prints nothing."""
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(report)
+    return loop
+
+
 async def _drain(chunks: AsyncIterator[bytes]) -> None:
     """Read the end of a finished body, so that the connection can serve the next request."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DRAIN_TIMEOUT_S):
             async for _ in chunks:
                 pass
-
-
-def _checked_url(base_url: str) -> str:
-    url = base_url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"`{base_url}` is not a server URL", hint="write it as http://host:port")
-    try:
-        host = httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise InputError(f"`{base_url}` is not a valid URL: {error}") from error
-    if not host:
-        raise InputError(f"`{base_url}` names no host", hint="write it as http://host:port")
-    return url
-
-
-def _status_text(status: int, content: bytes) -> str:
-    shown = " ".join(content[:200].decode("utf-8", "replace").split())
-    return f"HTTP {status}: {shown}" if shown else f"HTTP {status}"
-
-
-def _unreachable(base_url: str, error: Exception) -> MachineError:
-    detail = str(error) or type(error).__name__
-    return MachineError(
-        f"no server answers at {base_url}: {detail}",
-        hint="is the server running, and is the port right?",
-    )
-
-
-def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure to report: a broken machine explains the bad replies beside it."""
-    flat: list[BaseException] = []
-
-    def walk(group: BaseExceptionGroup[BaseException]) -> None:
-        for error in group.exceptions:
-            if isinstance(error, BaseExceptionGroup):
-                walk(error)
-            else:
-                flat.append(error)
-
-    walk(errors)
-    return next((error for error in flat if isinstance(error, MachineError)), flat[0])

@@ -203,12 +203,6 @@ def bind_port(port: int, *, host: str = "127.0.0.1") -> socket.socket:
     return bound
 
 
-def free_port(*, host: str = "127.0.0.1") -> int:
-    """A port that is free right now."""
-    with bind_port(0, host=host) as bound:
-        return int(bound.getsockname()[1])
-
-
 def _healthy(host: str, port: int) -> bool:
     connection = http.client.HTTPConnection(host, port, timeout=5.0)
     try:

@@ -86,7 +86,7 @@ def decode_json(raw: bytes, request_id: str) -> JsonObject:
     """Parse one reply; MeasurementInvalid when it is no JSON object."""
     try:
         parsed = json.loads(raw)
-    except ValueError as error:  # covers UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # covers UnicodeDecodeError
         shown = raw[:120].decode("utf-8", "replace")
         raise invalid(request_id, f"the reply is not JSON: `{shown}`") from error
     if not isinstance(parsed, dict):
@@ -197,6 +197,8 @@ class StreamAssembler:
             raise invalid(self.request_id, "the stream changed tokens it had already sent")
         self._chunks_with_tokens += 1
         rows = meta.get("output_top_logprobs") or []
+        if not isinstance(rows, list):
+            raise invalid(self.request_id, "output_top_logprobs is not a list")
         if self._cumulative is not False:
             self._ids.clear()
             self._top.clear()

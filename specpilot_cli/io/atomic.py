@@ -22,6 +22,39 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def check_can_write(path: Path, *, where: str) -> None:
+    """Raise `InputError` naming the option `where` if `path` could not be written later.
+
+    For a check before hours of work, so it creates nothing. Missing parent folders are fine:
+    writing creates them.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(
+            f"`{path}` is not a regular file", where=where, hint="choose another name"
+        )
+    folder, names = path.absolute().parent, [partial_path(path).name]
+    while not folder.exists():
+        names.append(folder.name)
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(
+            f"cannot write `{path}`: `{folder}` is not a folder",
+            where=where,
+            hint="choose another folder",
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"cannot write `{path}`: no permission to write in `{folder}`",
+            where=where,
+            hint="choose another folder",
+        )
+    longest = os.pathconf(folder, "PC_NAME_MAX")
+    if any(len(os.fsencode(name)) > longest for name in names):
+        raise InputError(
+            f"cannot write `{path}`: the name is too long", where=where, hint="give a shorter one"
+        )
+
+
 def atomic_write_text(path: Path, text: str, *, force: bool = False) -> None:
     """Write UTF-8 `text`; see `atomic_output`."""
     atomic_write_bytes(path, text.encode(), force=force)
@@ -132,7 +165,9 @@ def _make_parent(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"cannot create the folder `{path.parent}`: {error.strerror}", where=str(path)
+            f"cannot create the folder `{path.parent}`: {error.strerror}",
+            where=str(path),
+            hint="choose another folder",
         ) from error
 
 
@@ -141,7 +176,11 @@ def _lock_file(temporary: Path, path: Path) -> int:
     try:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        raise InputError(f"cannot write `{path}`: {error.strerror}", where=str(path)) from error
+        raise InputError(
+            f"cannot write `{path}`: {error.strerror}",
+            where=str(path),
+            hint="may this user write there?",
+        ) from error
     _take(descriptor, temporary, path)
     os.ftruncate(descriptor, 0)
     return descriptor
@@ -153,7 +192,11 @@ def _lock_folder(temporary: Path, path: Path, *, empty: bool) -> int:
         temporary.mkdir(exist_ok=True)
         descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
-        raise InputError(f"cannot write `{path}`: {error.strerror}", where=str(path)) from error
+        raise InputError(
+            f"cannot write `{path}`: {error.strerror}",
+            where=str(path),
+            hint="may this user write there?",
+        ) from error
     _take(descriptor, temporary, path)
     for leftover in temporary.iterdir() if empty else ():
         if leftover.is_dir() and not leftover.is_symlink():

@@ -35,7 +35,11 @@ def sha256_file(path: Path) -> str:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise InputError(f"cannot read `{path}`: {error.strerror}", where=str(path)) from error
+        raise InputError(
+            f"cannot read `{path}`: {error.strerror}",
+            where=str(path),
+            hint="may this user read it?",
+        ) from error
 
 
 def sha256_folder(path: Path) -> str:
@@ -46,7 +50,7 @@ def sha256_folder(path: Path) -> str:
     `InputError` if there are none.
     """
     if not path.is_dir():
-        raise InputError(f"no such folder: `{path}`", where=str(path))
+        raise InputError(f"no such folder: `{path}`", where=str(path), hint="is the path right?")
     files = sorted(
         (found.relative_to(path).as_posix(), found)
         for found in path.rglob("*")
@@ -55,7 +59,11 @@ def sha256_folder(path: Path) -> str:
         and not any(part.startswith(".") for part in found.relative_to(path).parts)
     )
     if not files:
-        raise InputError(f"`{path}` holds no model files", where=str(path))
+        raise InputError(
+            f"`{path}` holds no model files",
+            where=str(path),
+            hint="give a folder with config.json and safetensors files",
+        )
     digest = hashlib.sha256()
     for name, found in files:
         digest.update(f"{name}\0{sha256_file(found)}\n".encode())

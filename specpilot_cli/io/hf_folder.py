@@ -16,6 +16,8 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import parse_json
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorInfo
 
+_WHOLE = "copy the checkpoint again: its files do not belong together"
+
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -85,30 +87,39 @@ def read_exact_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise InputError(f"no `{path.name}` in `{path.parent}`", where=str(path)) from None
+        raise InputError(
+            f"no `{path.name}` in `{path.parent}`",
+            where=str(path),
+            hint="give a Hugging Face folder",
+        ) from None
     except OSError as error:
-        raise InputError(f"cannot read: {error.strerror or error}", where=str(path)) from error
+        raise InputError(
+            f"cannot read: {error.strerror or error}",
+            where=str(path),
+            hint="may this user read it?",
+        ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"not UTF-8: {error}", where=str(path)) from error
+        raise InputError(f"not UTF-8: {error}", where=str(path), hint=_WHOLE) from error
 
 
 def _object(text: str, path: Path) -> dict[str, Any]:
     value = parse_json(text, str(path))
     if not isinstance(value, dict):
-        raise InputError("expected a JSON object", where=str(path))
+        raise InputError("expected a JSON object", where=str(path), hint=_WHOLE)
     return value
 
 
 def _weight_map(index: dict[str, Any], path: Path) -> dict[str, str]:
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError("`weight_map` is missing or empty", where=str(path))
+        raise InputError("`weight_map` is missing or empty", where=str(path), hint=_WHOLE)
     for name, shard in weight_map.items():
         plain = isinstance(shard, str) and PurePosixPath(shard).name == shard
         if not plain or not shard.endswith(".safetensors") or shard.startswith("."):
             raise InputError(
                 f"`{name}` points to {shard!r}, not to a safetensors file of this folder",
                 where=str(path),
+                hint=_WHOLE,
             )
     return weight_map
 
@@ -144,7 +155,9 @@ def _tensors(path: Path, shards: tuple[str, ...]) -> Iterator[tuple[str, TensorI
             for name in file.names:
                 if name in seen:
                     raise InputError(
-                        f"tensor `{name}` is in `{seen[name]}` and in `{shard}`", where=str(path)
+                        f"tensor `{name}` is in `{seen[name]}` and in `{shard}`",
+                        where=str(path),
+                        hint=_WHOLE,
                     )
                 seen[name] = shard
                 yield shard, file.info(name)
@@ -157,11 +170,15 @@ def _compare_with_index(
     for name, shard in weight_map.items():
         if found.get(name) != shard:
             raise InputError(
-                f"`{name}` is not in `{shard}`, where the index puts it", where=str(path)
+                f"`{name}` is not in `{shard}`, where the index puts it",
+                where=str(path),
+                hint=_WHOLE,
             )
     extra = next((name for name in found if name not in weight_map), None)
     if extra is not None:
-        raise InputError(f"`{extra}` in `{found[extra]}` is not in the index", where=str(path))
+        raise InputError(
+            f"`{extra}` in `{found[extra]}` is not in the index", where=str(path), hint=_WHOLE
+        )
 
 
 def _other_files(path: Path, shards: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -188,7 +205,11 @@ def _visible_files(folder: Path, root: Path) -> Iterator[str]:
         elif entry.is_file():
             yield entry.relative_to(root).as_posix()
         else:
-            raise InputError(f"`{entry}` is neither a file nor a folder", where=str(root))
+            raise InputError(
+                f"`{entry}` is neither a file nor a folder",
+                where=str(root),
+                hint="remove it, or copy the checkpoint without it",
+            )
 
 
 def config_json(config: dict[str, Any]) -> str:

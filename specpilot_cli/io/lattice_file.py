@@ -24,6 +24,8 @@ from specpilot_cli.schema.lattice import (
     LatticeRecording,
 )
 
+_RECORD = "record it again with `specpilot record`"
+
 
 def write_lattice(path: Path, recording: LatticeRecording, *, force: bool = False) -> None:
     """Write `recording` atomically to the file `path`; refuses to overwrite without `force`.
@@ -78,7 +80,7 @@ def _read_file(path: Path) -> LatticeRecording:
         unknown = [name for name in file.names if name not in TENSORS]
         if missing or unknown:
             what = f"no tensor `{missing[0]}`" if missing else f"unknown tensor `{unknown[0]}`"
-            raise InputError(f"bad lattice file: {what}", where=str(path))
+            raise InputError(f"bad lattice file: {what}", where=str(path), hint=_RECORD)
         for name, (dtype, _) in TENSORS.items():
             stored = file.info(name).dtype
             if stored != _stored_dtype(dtype):
@@ -86,6 +88,7 @@ def _read_file(path: Path) -> LatticeRecording:
                     f"bad lattice file: tensor `{name}`: dtype is {stored}, "
                     f"not {_stored_dtype(dtype)}",
                     where=str(path),
+                    hint=_RECORD,
                 )
         arrays: dict[str, npt.NDArray[Any]] = {
             name: file.read_array(name).astype(TENSORS[name][0], copy=False) for name in TENSORS
@@ -130,12 +133,14 @@ def _join(path: Path, parts: Sequence[LatticeRecording]) -> LatticeRecording:
                     f"the shards are not one recording: `{key}` differs "
                     f"({getattr(first, key)} and {getattr(part.metadata, key)})",
                     where=str(path),
+                    hint=_RECORD,
                 )
     present = sorted(part.metadata.shard_index for part in parts)
     if present != list(range(first.shard_count)):
         raise InputError(
             f"the recording is incomplete: it has {first.shard_count} shards, found {present}",
             where=str(path),
+            hint=_RECORD,
         )
     ordered = sorted(parts, key=lambda part: part.metadata.shard_index)
     return _concatenate(path, ordered)
@@ -154,12 +159,16 @@ def _concatenate(path: Path, parts: Sequence[LatticeRecording]) -> LatticeRecord
         )
     except ValidationError as error:
         raise InputError(
-            f"the shards are not one recording: {error.errors()[0]['msg']}", where=str(path)
+            f"the shards are not one recording: {error.errors()[0]['msg']}",
+            where=str(path),
+            hint=_RECORD,
         ) from error
     shapes = {part.candidate_ids.shape[1:] for part in parts}
     if len(shapes) > 1:
         raise InputError(
-            f"the shards are not one recording: lattices of {sorted(shapes)}", where=str(path)
+            f"the shards are not one recording: lattices of {sorted(shapes)}",
+            where=str(path),
+            hint=_RECORD,
         )
     arrays = {
         name: np.concatenate([getattr(part, name) for part in parts])

@@ -28,6 +28,8 @@ MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
 _CACHE_SAMPLES = 64
 _PAGE = 4096
+# beyond any array library; a zero beside them would hide the rest from the byte count
+_MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
 
 #: safetensors dtype → numpy dtype that holds the same bits.
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -124,7 +126,9 @@ class SafetensorsFile:
             self._handle: BinaryIO = path.open("rb", buffering=0)
         except OSError as error:
             raise InputError(
-                f"cannot open safetensors file: {error.strerror or error}", where=str(path)
+                f"cannot open safetensors file: {error.strerror or error}",
+                where=str(path),
+                hint="is the path right, and may this user read it?",
             ) from error
         try:
             self._size = os.fstat(self._handle.fileno()).st_size
@@ -289,7 +293,10 @@ def _load_json(path: Path, header: bytes) -> dict[str, Any]:
         return found
 
     try:
-        entries = json.loads(header.decode("utf-8"), object_pairs_hook=unique)
+        text = header.decode("utf-8")
+        entries = json.loads(text, object_pairs_hook=unique)
+        if "\\ud" in text.lower():  # half a surrogate pair: a name that no file can hold
+            json.dumps(entries, ensure_ascii=False).encode("utf-8")
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise _bad(path, f"the header is not JSON: {error}") from error
     if not isinstance(entries, dict):
@@ -311,6 +318,8 @@ def _check_entry(path: Path, name: str, entry: Any, data_start: int) -> TensorIn
         raise _bad(path, f"tensor `{name}` has an unknown dtype: {dtype!r}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise _bad(path, f"tensor `{name}`: shape and data_offsets must be non-negative integers")
+    if len(shape) > _MAX_DIMENSIONS or any(size > _MAX_SIZE for size in shape):
+        raise _bad(path, f"tensor `{name}` has an impossible shape of {len(shape)} dimensions")
     begin, end = offsets
     expected = tensor_nbytes(dtype, shape)
     if end - begin != expected:

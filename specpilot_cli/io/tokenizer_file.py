@@ -48,4 +48,8 @@ def _load(file: Path) -> Any:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for a bad file
-        raise InputError(f"`{file}` is no tokenizer: {error}", where=str(file)) from error
+        raise InputError(
+            f"`{file}` is no tokenizer: {error}",
+            where=str(file),
+            hint="copy tokenizer.json from the checkpoint again",
+        ) from error

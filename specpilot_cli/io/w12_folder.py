@@ -61,7 +61,7 @@ def is_w12_folder(path: Path) -> bool:
         return True
     try:
         config = json.loads((path / CONFIG_NAME).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     quantization = config.get("quantization_config") if isinstance(config, dict) else None
     return isinstance(quantization, dict) and quantization.get("quant_method") == QUANT_METHOD

@@ -18,7 +18,16 @@ from specpilot_cli.io.validation import Location, Model, validate
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 floats, no dates and no duplicate keys."""
+    """SafeLoader with YAML 1.2 floats, no dates, no duplicate keys and no aliases."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # No file here needs an alias, and a few nested ones expand to gigabytes.
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, f"aliases are not allowed: `*{event.anchor}`", event.start_mark
+            )
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -45,18 +54,28 @@ _Loader.add_implicit_resolver(
 
 def read_yaml_model(path: Path, model: type[Model]) -> Model:
     """The one document in `path` as a `model`. Raises `InputError` with `file:line`."""
-    loader = _Loader(read_text(path))
+    text = read_text(path)
+    try:
+        loader = _Loader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not allow
+        raise InputError(
+            f"invalid YAML: {error}", where=str(path), hint="the bundled files show the form"
+        ) from error
     try:
         node = loader.get_single_node()
         data = loader.construct_document(node) if node is not None else None
     except yaml.MarkedYAMLError as error:
         raise _syntax_error(path, error) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"invalid YAML: {error}", where=str(path)) from error
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"invalid YAML: {error}", where=str(path), hint="the bundled files show the form"
+        ) from error
     finally:
         loader.dispose()
     if node is None:
-        raise InputError("the file is empty", where=str(path))
+        raise InputError(
+            "the file is empty", where=str(path), hint="the bundled files show the form"
+        )
     lines = _lines(node)
     return validate(data, model, lambda location: f"{path}:{_line_of(location, lines)}")
 
@@ -73,22 +92,18 @@ def _lines(root: yaml.Node) -> dict[Location, int]:
     """Line (1-based) of every key and list item, by location."""
     lines: dict[Location, int] = {(): root.start_mark.line + 1}
 
-    def walk(node: yaml.Node, location: Location, above: frozenset[int]) -> None:
-        # An alias may point at its own ancestor.
-        if id(node) in above:
-            return
-        above = above | {id(node)}
+    def walk(node: yaml.Node, location: Location) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if isinstance(key, yaml.ScalarNode):
                     lines[(*location, key.value)] = key.start_mark.line + 1
-                    walk(value, (*location, key.value), above)
+                    walk(value, (*location, key.value))
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 lines[(*location, index)] = item.start_mark.line + 1
-                walk(item, (*location, index), above)
+                walk(item, (*location, index))
 
-    walk(root, (), frozenset())
+    walk(root, ())
     return lines
 
 

@@ -145,7 +145,11 @@ def _read_finished(path: Path, header: BenchHeader) -> dict[RunKey, FinishedRun]
     lines = iter_jsonl(path, BenchLine)
     first = next(lines, None)
     if first is None or not isinstance(first.root, BenchHeader):
-        raise InputError("the first line is not a journal header", where=f"{path}:1")
+        raise InputError(
+            "the first line is not a journal header",
+            where=f"{path}:1",
+            hint="start over with --force",
+        )
     _check_same_benchmark(path, first.root, header)
     finished: dict[RunKey, FinishedRun] = {}
     rows: list[TimedRequest] = []
@@ -173,7 +177,7 @@ def _read_finished(path: Path, header: BenchHeader) -> dict[RunKey, FinishedRun]
                     hint="an invalid benchmark is not repaired; start a new one with --force",
                 )
             case BenchHeader():
-                raise InputError("a second header", where=str(path))
+                raise InputError("a second header", where=str(path), hint="start over with --force")
     return finished
 
 

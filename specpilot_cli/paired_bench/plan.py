@@ -61,10 +61,12 @@ def split_warmup(
 
 def _check_prompts(prompts: Sequence[TokenPrompt]) -> None:
     if not prompts:
-        raise InputError("no prompts")
+        raise InputError("no prompts", hint="give --prompts FILE with prompts in it")
     repeated = [name for name, n in Counter(p.request_id for p in prompts).items() if n > 1]
     if repeated:
-        raise InputError(f"request id `{repeated[0]}` occurs twice")
+        raise InputError(
+            f"request id `{repeated[0]}` occurs twice", hint="give every prompt an id of its own"
+        )
     for name, n in Counter(p.benchmark for p in prompts).items():
         if n < 2:
             raise InputError(
@@ -73,7 +75,7 @@ def _check_prompts(prompts: Sequence[TokenPrompt]) -> None:
             )
     empty = [p.request_id for p in prompts if not p.input_ids]
     if empty:
-        raise InputError(f"prompt `{empty[0]}` holds no tokens")
+        raise InputError(f"prompt `{empty[0]}` holds no tokens", hint="give every prompt some text")
 
 
 def limit_per_benchmark(

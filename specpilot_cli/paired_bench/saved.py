@@ -1,33 +1,105 @@
-"""A saved result read back, so that it can be shown again without measuring."""
+"""A saved result read back, so that it can be shown again without measuring.
+
+The file is not believed: its verdict is an exit code, so it is worked out again from the single
+requests and the A/A sessions, and what does not follow from them is refused.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from specpilot_cli import stats
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json_model
-from specpilot_cli.paired_bench.types import PairedBenchSummary
-from specpilot_cli.schema.result import Envelope
+from specpilot_cli.paired_bench.promotion import decide
+from specpilot_cli.paired_bench.ratios import estimate_gain
+from specpilot_cli.paired_bench.types import ENOUGH_AA_SESSIONS, PairedBenchSummary
+from specpilot_cli.schema.result import SCHEMA_VERSION, Envelope
+
+_HINT = "the file was edited or damaged: measure again"
+_ROUNDING = 1e-9
 
 
 def read_saved(path: Path) -> tuple[Envelope, PairedBenchSummary]:
     """The envelope in `path` and its summary.
 
-    Raises InputError if the file holds another command's result or a damaged one. Keys added by a
-    later version are ignored.
+    Raises InputError if the file holds another command's result, a damaged one, or one whose
+    verdict does not follow from its requests. Keys added by a later version are ignored.
     """
     envelope = read_json_model(path, Envelope)
-    if envelope.command != "paired-bench":
+    if envelope.command != "paired-bench" or envelope.schema_version != SCHEMA_VERSION:
         raise InputError(
-            f"`{path}` holds a result of `{envelope.command}`, not of `paired-bench`",
+            f"`{path}` holds a result of `{envelope.command}`, version "
+            f"{envelope.schema_version}, not of `paired-bench`, version {SCHEMA_VERSION}",
             where=str(path),
+            hint="give a file that `specpilot paired-bench -o FILE.json` wrote",
         )
     try:
-        summary = TypeAdapter(PairedBenchSummary).validate_python(envelope.results)
+        # strict JSON: "5" is no number, and 1 is no truth value
+        summary = TypeAdapter(PairedBenchSummary).validate_json(
+            json.dumps(envelope.results), strict=True
+        )
+        problem = next(_problems(summary, envelope.verdict), None)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise InputError(f"`results.{key}`: {problem['msg']}", where=str(path)) from None
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = f"{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
+    except (InputError, ValueError, OverflowError) as error:
+        problem = f"settings` or requests: {error}"
+    if problem is not None:
+        raise InputError(f"`results.{problem}", where=str(path), hint=_HINT)
     return envelope, summary
+
+
+def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]:
+    """What contradicts what, the first thing first."""
+    if summary.verdict != verdict:
+        yield f"verdict` is {summary.verdict}, the document's is {verdict}"
+    rests_on = (summary.gain, summary.noise, summary.decision, summary.client)
+    if summary.verdict == "invalid":
+        if not summary.reasons or any(part is not None for part in rests_on):
+            yield "verdict` is invalid, which takes reasons and leaves no numbers"
+        return
+    if summary.gain is None or summary.noise is None or summary.decision is None:
+        yield f"verdict` is {summary.verdict} without the numbers it rests on"
+        return
+    noise, settings = summary.noise, summary.settings
+    gains = [session.gain_ratio for session in noise.sessions]
+    nu_log = stats.aa_noise([math.log(gain) for gain in gains])
+    if not _same(nu_log, noise.nu_log) or len(gains) != settings.aa_sessions:
+        yield "noise` does not follow from its sessions"
+    if noise.provisional != (len(gains) < ENOUGH_AA_SESSIONS):
+        yield "noise.provisional` does not follow from the number of sessions"
+    cells: dict[str, list[float]] = {}
+    for request in summary.requests:
+        cells.setdefault(request.benchmark, []).append(math.log(request.gain_ratio))
+    gain = estimate_gain(
+        cells, nu=noise.nu_log, n_sessions=len(gains), confidence=settings.confidence
+    )
+    if not _same(asdict(gain), asdict(summary.gain)):
+        yield "gain` does not follow from the requests"
+    decision = decide(
+        gain.lower_bound_ratio,
+        nu_log=noise.nu_log,
+        identical=all(request.identical for request in summary.requests),
+        settings=settings,
+    )
+    if not _same(asdict(decision), asdict(summary.decision)):
+        yield "decision` does not follow from the gain and the noise"
+    if decision.verdict != summary.verdict or summary.reasons != (decision.reason,):
+        yield f"verdict` is {summary.verdict}, the numbers say {decision.verdict}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal up to the rounding of a logarithm and back."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, float):
+        return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+    return bool(one == other)

@@ -81,7 +81,11 @@ class PairedBenchSettings:
                      "warmup": self.warmup}  # fmt: skip
         for name, value in least_one.items():
             if value is not None and value < 1:
-                raise InputError(f"{name} must be at least 1, not {value}", where=name)
+                raise InputError(
+                    f"{name} must be at least 1, not {value}",
+                    where=name,
+                    hint="leave the option out for its default",
+                )
         for name, value in {"limit": self.limit, "aa_limit": self.aa_limit}.items():
             if value is not None and value < 2:
                 raise InputError(

@@ -126,12 +126,17 @@ def _positions_in_use(recording: LatticeRecording, options: ReplayOptions) -> in
                 f"{name} {value} is outside 1 to {recording.n_positions}, "
                 "the positions of this recording",
                 where=name,
+                hint="leave the option out to use all positions",
             )
     if not (options.temperature > 0 and np.isfinite(options.temperature)):
         raise InputError(
-            f"--temperature {options.temperature} is not a positive number", where="--temperature"
+            f"--temperature {options.temperature} is not a positive number",
+            where="--temperature",
+            hint="1 leaves the scores as they are",
         )
     if options.top_k < 1:
-        raise InputError(f"--top-k {options.top_k} is below 1", where="--top-k")
+        raise InputError(
+            f"--top-k {options.top_k} is below 1", where="--top-k", hint="the default is 4"
+        )
     wanted = [recording.n_positions, options.positions, options.depth]
     return min(value for value in wanted if value is not None)

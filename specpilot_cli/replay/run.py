@@ -106,7 +106,9 @@ def replay_accept_lengths(
     anchors = prepare(recording, options)
     found = find_policy(policy)
     if n_nodes is None and policy not in _NO_BUDGET:
-        raise InputError(f"policy `{policy}` needs a node budget", where="n_nodes")
+        raise InputError(
+            f"policy `{policy}` needs a node budget", where="n_nodes", hint="give --nodes"
+        )
     limit = UNLIMITED if n_nodes is None else check_nodes([n_nodes])[0]
     committed = commit_lengths(anchors, found.trace(anchors, options, [limit]).accepted(limit))
     visited = trajectory(anchors, committed)
@@ -189,7 +191,11 @@ def with_cost(
     if cost is None:
         return replace(row, mean_nodes=float(nodes.mean()))
     if row.nodes >= len(cost.seconds):
-        raise InputError(f"no step time for {row.nodes} nodes", where="--step-times")
+        raise InputError(
+            f"no step time for {row.nodes} nodes",
+            where="--step-times",
+            hint="time that many rows: `specpilot profile --step-times FILE --rows N`",
+        )
     step_s = float(np.asarray(cost.seconds)[nodes].mean())
     speedup = row.tau.value * cost.ar_step_s / step_s
     return replace(row, mean_nodes=float(nodes.mean()), step_s=step_s, speedup=speedup)

@@ -96,9 +96,11 @@ def _facts(result: TokenForceResult) -> list[tuple[str, object]]:
         if threshold.n_prompts is None
         else f"{len(threshold.departures)} departures on {threshold.n_prompts} prompts"
     )
+    notes = [] if threshold.note is None else [("note", threshold.note)]
     rate, per_token = result.detectable_rate_difference, result.detectable_event_rate
     return [
         ("near-tie threshold", f"{threshold.delta_nats:g} nats ({origin})"),
+        *notes,
         ("large-margin event", f"margin above {threshold.event_margin_nats:g} nats"),
         (
             "event rule",

@@ -8,7 +8,10 @@ from pydantic import BaseModel, ConfigDict
 class FileModel(BaseModel):
     """Frozen, and an unknown key is an error: a silently ignored typo is a wrong measurement.
 
+    So is a number that is not finite: YAML can spell one, and every later sum would be lost.
     Pydantic lives at this boundary only; inside, code uses frozen dataclasses.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants"
+    )

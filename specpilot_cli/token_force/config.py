@@ -47,7 +47,9 @@ class TokenForceSettings:
             raise InputError(f"the rate margin must lie between 0 and 1, got {self.rate_margin}")
         if self.delta_nats is not None and not 0.0 < self.delta_nats <= 5.0:
             raise InputError(
-                f"delta must lie in (0, 5] nats, got {self.delta_nats}", where="--delta"
+                f"delta must lie in (0, 5] nats, got {self.delta_nats}",
+                where="--delta",
+                hint="0.125 to 0.5 nats are usual; --ar calibrates it",
             )
         if self.split_position is not None and self.split_position < 1:
             raise InputError(f"the split position must be at least 1, got {self.split_position}")

@@ -126,6 +126,7 @@ def _threshold(threshold: Threshold) -> Results:
         "n_departures": len(threshold.departures),
         "max_gap_nats": threshold.max_gap_nats,
         "p99_gap_nats": threshold.p99_gap_nats,
+        "note": threshold.note,
     }
 
 

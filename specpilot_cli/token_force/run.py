@@ -137,7 +137,7 @@ def _paired_stock(
     system = outputs_by_id(system_outputs, where="system outputs")
     stock = outputs_by_id(stock_outputs, where="stock outputs")
     if not system:
-        raise InputError("the system answered no request")
+        raise InputError("the system answered no request", hint="ask it some: --prompts FILE")
     paired = []
     for name, answer in system.items():
         if name not in stock:
@@ -147,12 +147,16 @@ def _paired_stock(
             )
         other = stock[name]
         if other.prompt_ids != answer.prompt_ids:
-            raise InputError(f"request `{name}` has different prompt ids in system and stock")
+            raise InputError(
+                f"request `{name}` has different prompt ids in system and stock",
+                hint="record both on the same prompts, with one tokenizer",
+            )
         limits = (answer.max_new_tokens, other.max_new_tokens)
         if None not in limits and limits[0] != limits[1]:
             raise InputError(
                 f"request `{name}` was limited to {limits[0]} tokens in the system "
-                f"and to {limits[1]} in stock"
+                f"and to {limits[1]} in stock",
+                hint="record both with the same max_new_tokens",
             )
         paired.append(other)
     return paired

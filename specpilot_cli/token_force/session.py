@@ -70,6 +70,16 @@ class Sources:
         """URL or file of one role."""
         return {"system": self.system, "stock": self.stock, "ar": self.ar}[role]
 
+    def live(self) -> tuple[Role, ...]:
+        """Roles whose answers come from a server."""
+        given = {role: self.of(role) for role in _ROLES}
+        return tuple(role for role, source in given.items() if source and is_url(source))
+
+    def roles(self, url: str) -> str:
+        """What the server at `url` is in this audit."""
+        named = ["AR" if role == "ar" else role for role in self.live() if self.of(role) == url]
+        return " and ".join([*named, "scorer"] if url == self.scorer else named)
+
 
 def run_session(
     sources: Sources,
@@ -117,15 +127,6 @@ def _check(sources: Sources, settings: TokenForceSettings) -> None:
             hint="give --ar URL|FILE (stock's engine without speculation; the scorer will do), "
             "or --delta NATS",
         )
-    if sources.save_outputs is not None and not sources.overwrite:
-        for role in _ROLES:
-            path = sources.save_outputs / f"{role}.jsonl"
-            if path.exists():
-                raise InputError(
-                    f"`{path}` already exists",
-                    where="--save-outputs",
-                    hint="use --force to overwrite it",
-                )
 
 
 @dataclass(slots=True)
@@ -144,7 +145,12 @@ class _Session:
         if url not in self._engines:
             timeout_s = self.sources.timeout_s
             self._engines[url] = self.stack.enter_context(
-                HttpEngine(url, timeout_s, stall_timeout_s=min(_STALL_LIMIT_S, timeout_s))
+                HttpEngine(
+                    url,
+                    timeout_s,
+                    stall_timeout_s=min(_STALL_LIMIT_S, timeout_s),
+                    name=f"{self.sources.roles(url)} server",
+                )
             )
         return self._engines[url]
 
@@ -188,10 +194,8 @@ class _Session:
     def describe_engines(self) -> dict[str, Any]:
         """Check every server's health; return what each says about itself."""
         urls: dict[str, str] = {"scorer": self.sources.scorer}
-        for role in _ROLES:
-            source = self.sources.of(role)
-            if source is not None and is_url(source):
-                urls[role] = source
+        for role in self.sources.live():
+            urls[role] = str(self.sources.of(role))
         found: dict[str, Any] = {}
         for name, url in urls.items():
             self.engine(url).health()

@@ -54,6 +54,16 @@ class Threshold:
         """A mismatch with a margin above this, 2δ, is a large-margin event."""
         return 2.0 * self.delta_nats
 
+    @property
+    def note(self) -> str | None:
+        """What a reader should know of a δ that nothing was seen to need."""
+        if self.n_prompts is None or self.departures:
+            return None
+        return (
+            f"stock departed from AR on none of {self.n_prompts} prompts, so delta is its least "
+            f"value, {STEP_NATS:g} nats"
+        )
+
 
 def first_departure(ar_ids: Sequence[int], stock_ids: Sequence[int]) -> int | None:
     """Index of the first differing token; None when one output begins with the other."""
@@ -118,7 +128,10 @@ def calibrate(
         reporter.progress("calibrating delta", done, len(shared))
         ar, stock = ar_by_id[name], stock_by_id[name]
         if ar.prompt_ids != stock.prompt_ids:
-            raise InputError(f"request `{name}` has different prompt ids in AR and in stock")
+            raise InputError(
+                f"request `{name}` has different prompt ids in AR and in stock",
+                hint="record both on the same prompts, with one tokenizer",
+            )
         position = first_departure(ar.output_ids, stock.output_ids)
         if position is not None:
             departures.append(_measure(ar, stock, position, scorer))

@@ -118,6 +118,42 @@ def test_bad_step_profile(specpilot: Run, tmp_path: Path) -> None:
     assert "step.json:2" in done.stderr
 
 
+_RECORD = ["record", "--target", str(_DEMO / "target"), "--drafter", str(_DEMO / "drafter")]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["ceiling", "{}", "--tau-best", "3"], '{"schema_version": 1,}'),
+        (["ceiling", "{}", "--tau-best", "3"], "\xff"),
+        (["ceiling", "{}", "--tau-best", "3"], None),
+        (["ceiling", ".", "--tau-best", "3"], None),
+        (["paired-bench", "--from", "{}"], '{"a": 1, "a": 2}'),
+        (["paired-bench", "--from", "{}", "--baseline", "http://x:1"], "{}"),
+        ([*_RECORD, "--prompts", "{}", "-o", "l.safetensors"], ""),
+        ([*_RECORD, "--prompts", "{}", "-o", "l.safetensors"], "{"),
+        ([*_RECORD, "--prompts", "{}", "-o", "l.safetensors"], None),
+        ([*_RECORD, "--prompts", "{}", "-o", "l.json"], None),
+        (["profile", "--target", "m", "--rows", "1,x"], None),
+        (["profile", "--target", "m", "--drafter", "d", "--rows", "1"], None),
+        (["profile", "--target", "m", "-o", "."], None),
+        (["serve", "--target", "m", "--mode", "tree", "--nodes", "9999"], None),
+        (["serve", "--target", "m", "--fault-after", "1", "--fault-bias", "nan"], None),
+        (["convert-w12", "m", "-o", "w", "--report", "m/r.json"], None),
+        (["apply", "recipe", "{}"], ""),
+        (["apply", "recipe", "{}"], "a: \x00"),
+    ],
+    ids=lambda value: " ".join(value)[-40:] if isinstance(value, list) else repr(value),
+)
+def test_bad_input_comes_with_a_hint(
+    specpilot: Run, tmp_path: Path, words: list[str], text: str | None
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    _fails(specpilot(*(word.replace("{}", str(path)) for word in words)), 2, "error: ")
+
+
 def test_unknown_device(specpilot: Run, tmp_path: Path) -> None:
     curve = bundled("profiles") / "gpus"
     assert (curve / "h200.yaml").is_file()

@@ -59,6 +59,39 @@ def test_expected_errors_say_what_where_and_a_hint(specpilot: Run, error: str, c
     assert done.stderr == "error: tensor [m, n] is short\n  at a.yaml:3\n\nhint: see [docs]\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "hint"),
+    [
+        ("ENOSPC", 3, "is there space"),
+        ("EDQUOT", 3, "is there space"),
+        ("EROFS", 3, "is there space"),
+        ("EIO", 3, "is there space"),
+        ("EMFILE", 3, "is there space"),
+        ("EACCES", 2, "may this user"),
+        ("EPERM", 2, "may this user"),
+        ("ENAMETOOLONG", 2, "shorter"),
+        ("ELOOP", 2, "exist"),
+        ("ENOENT", 2, "exist"),
+        ("ENOTDIR", 2, "exist"),
+    ],
+)
+def test_errors_of_the_file_system_are_explained(
+    specpilot: Run, name: str, code: int, hint: str
+) -> None:
+    raised = f"OSError(__import__('errno').{name}, 'the system said so', 'folder/file')"
+    done = specpilot("doctor", code=_RAISE.format(error=raised))
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: the system said so\n  at folder/file\n\nhint: ")
+    assert hint in done.stderr
+
+
+def test_an_os_error_without_a_number_is_a_bug(specpilot: Run) -> None:
+    done = specpilot("doctor", code=_RAISE.format(error="OSError('what?')"))
+    assert done.returncode == 70
+    assert "internal error: OSError: what?" in done.stderr
+
+
 def test_a_bug_exits_seventy_with_a_traceback_only_on_request(specpilot: Run) -> None:
     code = _RAISE.format(error="KeyError('lost [x]')")
     done = specpilot("doctor", code=code)

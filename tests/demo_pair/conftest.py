@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from specpilot_cli.engines.base import GenerateRequest
-from specpilot_cli.engines.process import ServerProcess, free_port
+from specpilot_cli.engines.process import ServerProcess
 from specpilot_cli.engines.reference.engine import ReferenceEngine
 from specpilot_cli.engines.reference.launch import serve_command
 from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.main import main
 from specpilot_cli.schema.prompts import Prompt
+from tests.ports import free_port
 
 FAULT_AFTER = 48  # of 112 output tokens: late enough that a fault must be looked for
 SERVERS: dict[str, tuple[SpecConfig, LogitFault | None]] = {

@@ -36,6 +36,7 @@ SPECS = [
     *(SpecConfig("tree", 16, nodes) for nodes in (8, 16, 32)),
 ]
 RUNS = [(spec, concurrency) for spec in SPECS for concurrency in (1, 4)]
+RUNS.append((SpecConfig("chain", 16), 1))  # the chain of the trees' own lattices
 
 
 def _name(value: Any) -> str:

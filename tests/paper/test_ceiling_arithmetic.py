@@ -13,7 +13,7 @@ import pytest
 from specpilot_cli.ceiling.factors import Factors
 from specpilot_cli.ceiling.floors import FULL_PEAK, floor_s
 from specpilot_cli.ceiling.peaks import Peaks, load_gpu
-from specpilot_cli.ceiling.speedup import break_even_tau, speedup_at
+from specpilot_cli.ceiling.speedup import speedup_at
 from specpilot_cli.paths import bundled
 from specpilot_cli.schema.step_profile import StepTimeCurve
 
@@ -108,7 +108,7 @@ def test_section_6_5_a_two_pass_cycle_needs_nearly_twice_the_tokens(q_pass):
     data = json.loads((bundled("profiles") / "step_times" / RECORDED).read_text(encoding="utf-8"))
     data |= {"ar_step_s": 1.0, "ar_range_s": None, "points": [{"rows": 33, "step_s": 1 + q_pass}]}
     curve = StepTimeCurve.model_validate(data)
-    factor = break_even_tau(curve, 32)
+    factor = speedup_at(curve, 32, tau=1.0).c
     assert 1.75 < factor < 2.0
     # Appendix C: 6.16 tokens in a one-level step, 11.67 with two levels: above break-even.
     assert speedup_at(curve, 32, tau=11.67).speedup > 6.16

@@ -95,6 +95,20 @@ def test_bad_toml_names_file_and_line(tmp_path: Path, files: tuple[Path, Path]) 
         _read(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [b"a = " + b"[" * 20_000, b"a = \xff\n", b"a = 1" + b"9" * 5000,
+     b'a = "\x00"\n', b"a = 1\na = 2\n"],
+    ids=["deep", "not UTF-8", "long number", "control character", "twice"],
+)  # fmt: skip
+def test_hostile_toml_is_an_input_error(
+    tmp_path: Path, files: tuple[Path, Path], raw: bytes
+) -> None:
+    files[1].write_bytes(raw)
+    with pytest.raises(InputError, match="invalid TOML"):
+        _read(tmp_path)
+
+
 def test_unknown_variables_come_with_the_nearest_known_name() -> None:
     env = {"SPECPILOT_DEBGU": "1", "SPECPILOT_VENV": "2", "PATH": "x", "SPECPILOT_QQ": "1"}
     assert unknown_variables({**env, "SPECPILOT_GPU": "h200"}, ["SPECPILOT_GPU"]) == [

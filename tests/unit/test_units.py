@@ -30,10 +30,9 @@ def test_seconds_use_the_largest_fitting_unit(value: float, text: str) -> None:
     assert units.format_seconds(value) == text
 
 
-def test_rates_and_ratios() -> None:
+def test_rates_and_shares() -> None:
     assert units.format_bandwidth(4.57e12) == "4.57 TB/s"
     assert units.format_flops(989e12) == "989 TFLOP/s"
-    assert units.format_ratio(1.41234) == "1.412×"
     assert units.format_percent(0.125) == "12.5 %"
 
 
@@ -45,17 +44,10 @@ def test_bytes_parse_with_decimal_and_binary_suffixes(text: str, value: int) -> 
     assert units.parse_bytes(text) == value
 
 
-@pytest.mark.parametrize(("text", "value"), [("250ms", 0.25), ("3", 3.0), ("2 min", 120.0)])
-def test_seconds_parse(text: str, value: float) -> None:
-    assert units.parse_seconds(text) == pytest.approx(value)
-
-
 @pytest.mark.parametrize("text", ["", "GB", "-1 GB", "1 parsec", "1 2 GB", "nan"])
 def test_nonsense_quantities_are_input_errors(text: str) -> None:
     with pytest.raises(InputError):
         units.parse_bytes(text)
-    with pytest.raises(InputError):
-        units.parse_seconds(text)
 
 
 @given(st.integers(min_value=1000, max_value=10**15))

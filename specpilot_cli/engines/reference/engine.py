@@ -72,6 +72,8 @@ class ReferenceEngine:
         for module in (self.model, self.drafter):
             if module is not None:
                 module.requires_grad_(False)
+        if spec.mode != "ar":
+            self.check_block(spec.block)
         self.load_s = time.monotonic() - started
         self.has_tokenizer = (target / "tokenizer.json").is_file()
         self._tokenizer: Tokenizer | None = None
@@ -198,19 +200,31 @@ class ReferenceEngine:
             keep_features=keep_features,
         )
 
+    def check_block(self, block: int, where: str = "--block") -> None:
+        """Raise `InputError` for a draft block that no sequence of this model can hold."""
+        if block > self.context_length:
+            raise InputError(
+                f"a draft block of {block} is longer than the model's context of "
+                f"{self.context_length} tokens",
+                where=where,
+                hint="a drafter predicts a few tokens well: 8 and 16 are usual blocks",
+            )
+
     def check_ids(self, ids: Sequence[int], max_new_tokens: int = 0) -> None:
         """Raise `InputError` unless `ids` is a prompt this engine can take."""
         if not ids:
-            raise InputError("the prompt holds no token")
+            raise InputError("the prompt holds no token", hint="give every prompt some text")
         worst = max(ids) if min(ids) >= 0 else min(ids)
         if not 0 <= worst < self.vocab_size:
             raise InputError(
-                f"token id {worst} is outside the vocabulary of {self.vocab_size} tokens"
+                f"token id {worst} is outside the vocabulary of {self.vocab_size} tokens",
+                hint="is the tokenizer this model's own?",
             )
         if len(ids) >= self.context_length + (max_new_tokens == 0):
             raise InputError(
                 f"The input ({len(ids)} tokens) is longer than the model's context length "
-                f"({self.context_length} tokens)."
+                f"({self.context_length} tokens).",
+                hint="shorten the prompt or its max_new_tokens",
             )
         if max_new_tokens < 0:
             raise InputError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
@@ -220,7 +234,8 @@ class ReferenceEngine:
                 f"Requested token count exceeds the model's maximum context length of "
                 f"{self.context_length} tokens. You requested a total of {total} tokens: "
                 f"{len(ids)} tokens from the input messages and {max_new_tokens} tokens for "
-                "the completion."
+                "the completion.",
+                hint="shorten the prompt or its max_new_tokens",
             )
 
     def describe(self) -> dict[str, Any]:
@@ -250,4 +265,8 @@ def _load_tokenizer(target: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for a bad file
-        raise InputError(f"not a tokenizer: {error}", where=str(path)) from error
+        raise InputError(
+            f"not a tokenizer: {error}",
+            where=str(path),
+            hint="copy tokenizer.json from the checkpoint again",
+        ) from error

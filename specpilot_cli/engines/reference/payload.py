@@ -25,18 +25,20 @@ TokenIds = list[int]
 NonNegative = Annotated[int, Field(ge=0)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 One = Annotated[float, Field(ge=1, le=1)]
+# An id is a key here and a line in logs and journals of clients.
+RequestId = Annotated[str, Field(min_length=1, max_length=256)]
 
 MAX_TOP_LOGPROBS = 1000
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class SamplingParams(_Strict):
     """Greedy decoding only: each field either acts here or must hold its neutral value."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(ge=0)] = 1.0
     max_new_tokens: NonNegative | None = 128
     ignore_eos: bool = False
     stop_token_ids: list[NonNegative] | None = None
@@ -68,7 +70,7 @@ class GeneratePayload(_Strict):
     text: str | list[str] | None = None
     input_ids: TokenIds | list[TokenIds] | None = None
     sampling_params: SamplingParams | list[SamplingParams] = SamplingParams()
-    rid: str | list[str] | None = None
+    rid: RequestId | list[RequestId] | None = None
     stream: bool = False
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None

@@ -56,7 +56,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.prompts:
-            raise InputError("profiling needs at least one prompt")
+            raise InputError(
+                "profiling needs at least one prompt", hint="give --prompts FILE with prompts in it"
+            )
         if min(self.steps, self.repeats, self.concurrency, self.new_tokens) < 1:
             raise InputError("steps, repeats, concurrency and new tokens must be at least 1")
 
@@ -156,9 +158,14 @@ def _curve_specs(engine: ReferenceEngine, rows: Sequence[int], block: int) -> di
     """Plain decoding under 1, and a tree for every other row count."""
     if engine.drafter is None:
         raise InputError("a step-time curve needs a drafter", hint="give --drafter DIR")
+    engine.check_block(block, "--tree-block")
     wanted = sorted({count for count in rows if count > 1})
     if not wanted:
-        raise InputError("a step-time curve needs a row count above 1")
+        raise InputError(
+            "a step-time curve needs a row count above 1",
+            where="--rows",
+            hint="write them as 1,8,16",
+        )
     return {1: SpecConfig(mode="ar")} | {
         count: SpecConfig(mode="tree", block=block, n_nodes=count - 1) for count in wanted
     }

@@ -59,9 +59,15 @@ def record_dense(
     if engine.drafter is None:
         raise InputError("recording lattices needs a drafter", hint="give --drafter DIR")
     if not prompts:
-        raise InputError("there is no prompt to record")
+        raise InputError(
+            "there is no prompt to record", hint="give --prompts FILE with prompts in it"
+        )
     if block < 2:
-        raise InputError(f"block must be at least 2, got {block}")
+        raise InputError(
+            f"block must be at least 2, got {block}",
+            hint="a block of B holds the anchor and B - 1 drafted positions",
+        )
+    engine.check_block(block)
     results = _decode(engine, prompts, concurrency, reporter)
     parts = []
     for index, result in enumerate(results):

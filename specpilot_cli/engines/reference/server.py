@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -33,8 +33,10 @@ from specpilot_cli.engines.reference.payload import Call, Item, parse_call
 from specpilot_cli.engines.reference.reply import JsonObject, Update, build_reply
 from specpilot_cli.engines.reference.scheduler import DEFAULT_MAX_RUNNING
 from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.io.json_file import parse_json
 
 ENGINE_NAME = "specpilot-reference"
+_CLIENT_LEFT = 499  # nginx's code; nobody is there to read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class ReferenceServer:
         try:
             call = parse_call(_decode(await request.body()), self.engine)
             self._reserve(call)
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_LEFT)
         except InputError as error:
             hint = f" ({error.hint})" if error.hint else ""
             return _error(f"{error}{hint}", 400)
@@ -162,23 +166,24 @@ class ReferenceServer:
         self, request: Request, call: Call, flights: list[_InFlight], received: float
     ) -> Response:
         """Wait for every prompt, or for the client to go away."""
-        gather = asyncio.ensure_future(
-            asyncio.gather(*(self._one(flight, received) for flight in flights))
-        )
+        work = asyncio.create_task(self._answers(flights, received))
         gone = asyncio.create_task(_disconnected(request))
-        either: list[asyncio.Future[Any]] = [gather, gone]
+        either: list[asyncio.Task[Any]] = [work, gone]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not gather.done():
-                return Response(status_code=499)
-            replies = await gather
+            if not work.done():
+                return Response(status_code=_CLIENT_LEFT)
+            replies = work.result()
         except EngineFailure as failure:
             return _error(str(failure), 500)
         finally:
-            gone.cancel()
-            gather.cancel()
+            for task in either:
+                task.cancel()
             self._release(flights)
         return JSONResponse(replies[0] if call.single else replies)
+
+    async def _answers(self, flights: list[_InFlight], received: float) -> list[JsonObject]:
+        return [await self._one(flight, received) for flight in flights]
 
     async def _one(self, flight: _InFlight, received: float) -> JsonObject:
         return self._reply(flight, await flight.latest(), None, received)
@@ -203,6 +208,8 @@ class ReferenceServer:
         finally:
             for task in waiting:
                 task.cancel()
+                if task.done() and not task.cancelled():
+                    task.exception()  # said once is enough: unread, it would be logged too
             self._release(flights)
         yield b"data: [DONE]\n\n"
 
@@ -310,8 +317,8 @@ async def _disconnected(request: Request) -> None:
 
 def _decode(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except ValueError as error:  # also invalid UTF-8
+        return parse_json(body.decode("utf-8"), "request body")
+    except (ValueError, InputError) as error:  # also invalid UTF-8
         raise InputError(f"the request body is not valid JSON: {error}") from error
 
 

@@ -54,7 +54,10 @@ class SpecConfig:
                 hint="a block of B holds the anchor and B - 1 drafted positions",
             )
         if self.mode == "tree" and not 1 <= self.n_nodes <= MAX_NODES:
-            raise InputError(f"nodes must be between 1 and {MAX_NODES}, got {self.n_nodes}")
+            raise InputError(
+                f"nodes must be between 1 and {MAX_NODES}, got {self.n_nodes}",
+                hint="8 to 64 nodes are usual",
+            )
 
     @property
     def drafts(self) -> int:
@@ -94,10 +97,15 @@ class LogitFault:
     def __post_init__(self) -> None:
         if self.after < 0 or self.every < 1:
             raise InputError(
-                f"fault needs after >= 0 and every >= 1, got after={self.after}, every={self.every}"
+                "fault needs after >= 0 and every >= 1, "
+                f"got after={self.after}, every={self.every}",
+                hint="leave out --fault-after for no fault",
             )
         if not math.isfinite(self.bias):
-            raise InputError(f"the bias of a fault must be a finite number, got {self.bias}")
+            raise InputError(
+                f"the bias of a fault must be a finite number, got {self.bias}",
+                hint="give a number of nats, such as 2",
+            )
 
     def describe(self) -> dict[str, Any]:
         """The fault as a JSON object."""

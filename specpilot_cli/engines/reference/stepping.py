@@ -116,7 +116,8 @@ def _fitting(workload: Workload, context_length: int) -> list[tuple[int, ...]]:
     if not prompts:
         raise InputError(
             f"no prompt leaves room for {workload.new_tokens} new tokens in the model's context "
-            f"of {context_length}"
+            f"of {context_length}",
+            hint="give shorter prompts",
         )
     return prompts
 

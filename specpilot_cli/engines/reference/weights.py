@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from specpilot_cli.engines.reference.model import TargetModel
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.w12_folder import read_folder_tensors
 
+_ONE_CHECKPOINT = "are config.json and the safetensors files whole, and of one checkpoint?"
+
 _TARGET_PREFIXES = ("model.language_model.", "model.")
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16}
 
@@ -23,7 +25,9 @@ def load_target(
     folder: Path, *, capture: tuple[int, ...] = (), dtype: torch.dtype = torch.float32
 ) -> TargetModel:
     """Load a Qwen3.5-like target; W12 tensors are decoded to their exact BF16 values first."""
-    model = TargetModel(TargetConfig.from_folder(folder), capture)
+    config = TargetConfig.from_folder(folder)
+    _check_size(lambda: TargetModel(config, capture), folder)
+    model = TargetModel(config, capture)
     _fill(model, _renamed(_tensors(folder)), folder, dtype)
     return model.eval()
 
@@ -38,12 +42,29 @@ def load_drafter(
             f"drafter reads target layers {config.target_layer_ids}, target captures "
             f"{target.capture}",
             where=str(folder / "config.json"),
+            hint=_ONE_CHECKPOINT,
         )
     check_pair(target.config, config, folder)
     n_features = len(target.capture) * target.config.hidden_size
+    _check_size(lambda: Drafter(config, target.embed_tokens, target.lm_head, n_features), folder)
     drafter = Drafter(config, target.embed_tokens, target.lm_head, n_features)
     _fill(drafter, _tensors(folder), folder, dtype)
     return drafter.eval()
+
+
+def _check_size(build: Callable[[], nn.Module], folder: Path) -> None:
+    """Refuse a config whose model the folder's files cannot hold, before memory is taken."""
+    with torch.device("meta"):
+        parameters = set(build().parameters())
+    n_parameters = sum(p.numel() for p in parameters)
+    files = sorted(folder.glob("*.safetensors"))
+    n_bytes = sum(file.stat().st_size for file in files)
+    if n_parameters > n_bytes:  # even W12 stores a byte and a half each
+        raise InputError(
+            f"config.json describes {n_parameters:,} parameters, the files hold {n_bytes:,} bytes",
+            where=str(files[0] if len(files) == 1 else folder),
+            hint=_ONE_CHECKPOINT,
+        )
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -53,7 +74,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
         elif kind in _TORCH_DTYPES:
             yield name, torch.from_numpy(array)
         else:
-            raise InputError(f"unsupported dtype {kind}", where=f"{folder}: {name}")
+            raise InputError(
+                f"unsupported dtype {kind}", where=f"{folder}: {name}", hint=_ONE_CHECKPOINT
+            )
 
 
 def _renamed(tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -72,16 +95,28 @@ def _fill(
     with torch.no_grad():
         for name, tensor in tensors:
             if name not in parameters:
-                raise InputError(f"tensor not part of this architecture: {name}", where=str(folder))
+                raise InputError(
+                    f"tensor not part of this architecture: {name}",
+                    where=str(folder),
+                    hint=_ONE_CHECKPOINT,
+                )
             if parameters[name].shape != tensor.shape:
                 raise InputError(
                     f"tensor {name} has shape {tuple(tensor.shape)}, config.json asks for "
                     f"{tuple(parameters[name].shape)}",
                     where=str(folder),
+                    hint=_ONE_CHECKPOINT,
+                )
+            if not torch.isfinite(tensor).all():
+                # its argmax would be token 0 forever, which looks like an answer
+                raise InputError(
+                    f"tensor {name} holds NaN or infinity", where=str(folder), hint=_ONE_CHECKPOINT
                 )
             parameters[name].copy_(tensor)
             filled.add(storage[name])
     missing = sorted(name for name, at in storage.items() if at not in filled)
     if missing:
-        raise InputError(f"tensors missing: {', '.join(missing[:4])}", where=str(folder))
+        raise InputError(
+            f"tensors missing: {', '.join(missing[:4])}", where=str(folder), hint=_ONE_CHECKPOINT
+        )
     model.to(dtype)

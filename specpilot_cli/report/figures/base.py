@@ -180,13 +180,6 @@ def _drop_height(svg: str) -> str:
     return re.sub(r'<svg([^>]*?) height="[^"]*"', r"<svg\1", svg, count=1)
 
 
-def to_png(figure: Figure, dots_per_inch: int = 150) -> bytes:
-    """`figure` as a PNG on the light surface, for places that cannot show SVG."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dots_per_inch, facecolor=SURFACE)
-    return buffer.getvalue()
-
-
 def spread(positions: Sequence[float], gap: float, *, low: float, high: float) -> list[float]:
     """`positions` moved apart to at least `gap`, in order, inside [low, high] where possible."""
     order = sorted(range(len(positions)), key=lambda i: positions[i])

@@ -60,11 +60,20 @@ def test_ctrl_c_ends_servers_and_says_so(start: Start, moment: str) -> None:
     assert list(run.out.glob(".*")) == []
 
 
-@pytest.mark.parametrize("sigint", [signal.SIG_DFL, signal.SIG_IGN], ids=["shell", "background"])
-def test_sigterm_is_an_interruption_too(start: Start, sigint: signal.Handlers) -> None:
-    run = _interrupt(start, signal.SIGTERM, "benchmark", sigint=sigint)
+@pytest.mark.parametrize(
+    ("number", "sigint"),
+    [(signal.SIGTERM, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_IGN),
+     (signal.SIGHUP, signal.SIG_IGN)],
+    ids=["SIGTERM", "SIGTERM in the background", "SIGHUP in the background"],
+)  # fmt: skip
+def test_other_signals_are_an_interruption_too(
+    start: Start, number: signal.Signals, sigint: signal.Handlers
+) -> None:
+    run = _interrupt(start, number, "benchmark", sigint=sigint)
     code, out, said = run.end(within_s=10)
     assert (code, out) == (130, ""), said
+    assert "Traceback" not in said
+    assert "KeyboardInterrupt" not in said
     assert run.survivors(within_s=1) == []
     assert "interrupted, no result" in said
     _check_unfinished(run.out)

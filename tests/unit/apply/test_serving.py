@@ -19,11 +19,12 @@ from specpilot_cli.apply.serving import (
     check_owner,
     launch,
 )
-from specpilot_cli.engines.process import ServerProcess, check_port_free, free_port
+from specpilot_cli.engines.process import ServerProcess, check_port_free
 from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.errors import MachineError, MeasurementInvalid
 from specpilot_cli.schema.recipe import RecipeRegime
 from specpilot_cli.ui import SilentReporter
+from tests.ports import free_port
 
 PLAN = SystemPlan(
     "candidate", "tuned", Path("t"), Path("d"), SpecConfig("tree", 16, 12), "w12", LogitFault(48)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from specpilot_cli.ceiling.speedup import (
     TauPoint,
     best_budget,
-    break_even_tau,
     speedup_at,
     speedup_curve,
     step_time,
@@ -54,12 +53,6 @@ def test_speedup_is_tau_over_c_and_rows_are_nodes_plus_one(make_curve):
     assert (point.rows, point.basis) == (8, "recorded")
     assert point.c == pytest.approx(2.0)
     assert point.speedup == pytest.approx(2.5)
-
-
-def test_break_even_is_the_tau_with_speedup_one(make_curve):
-    curve = make_curve([(8, 0.020), (16, 0.024)])
-    tau = break_even_tau(curve, 11)
-    assert speedup_at(curve, 11, tau=tau).speedup == pytest.approx(1.0)
 
 
 def test_best_budget_weighs_tokens_against_time(make_curve):

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from specpilot_cli.engines.process import ServerProcess, bind_port, check_port_free, free_port
+from specpilot_cli.engines.process import ServerProcess, bind_port, check_port_free
 from specpilot_cli.errors import MachineError
+from tests.ports import free_port
 
 # A server with a child of its own, as inference servers have; both write their ids to files.
 SERVER = """

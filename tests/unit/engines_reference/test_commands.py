@@ -17,7 +17,7 @@ import pytest
 
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
-from specpilot_cli.engines.process import ServerProcess, bind_port, check_port_free, free_port
+from specpilot_cli.engines.process import ServerProcess, bind_port, check_port_free
 from specpilot_cli.engines.reference.launch import serve_command
 from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.io.json_file import read_json_model
@@ -25,6 +25,7 @@ from specpilot_cli.io.jsonl import read_jsonl
 from specpilot_cli.io.lattice_file import read_lattice
 from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
+from tests.ports import free_port
 
 DEADLINE_S = 60.0
 

@@ -269,7 +269,12 @@ class TestRefusals:
         assert response.status_code == 400
         assert message in response.json()["error"]["message"]
 
-    @pytest.mark.parametrize("raw", [b"{", b"\xff\xfe", b"[1]", b'"text"', b""])
+    @pytest.mark.parametrize("raw", [
+        b"{", b"\xff\xfe", b"[1]", b'"text"', b"", b"[" * 100_000, b'{"input_ids": [1], "a": NaN}',
+        b'{"text": "\\ud800"}', b'{"rid": "a", "rid": "b", "input_ids": [1]}',
+        b'{"input_ids": [1], "sampling_params": {"temperature": 0, "temperature": 1}}',
+        b'{"input_ids": [1], "sampling_params": {"temperature": 0, "top_p": 1e999}}',
+    ], ids=lambda raw: repr(raw[-24:]))  # fmt: skip
     def test_not_a_json_object(self, plain: Client, raw: bytes) -> None:
         response = plain.post("/generate", content=raw)
         assert response.status_code == 400

@@ -114,6 +114,18 @@ BAD_FILES: dict[str, tuple[Any, bytes, str]] = {
     "first tensor not at 0": ({"a": entry("U8", [4], 1, 5)}, b"abcde", "gap"),
     "data cut": ({"a": GOOD}, b"abc", "truncated"),
     "data too long": ({"a": GOOD}, b"abcde", "after the last tensor"),
+    "too many dimensions": ({"a": entry("U8", [1] * 33, 0, 1)}, b"a", "33 dimensions"),
+    "huge size beside a zero": (
+        {"a": entry("U8", [0, 2**48 + 1], 0, 0), "b": GOOD}, b"abcd", "impossible shape",
+    ),
+    "half a surrogate pair as name": (
+        b'{"\\uD800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"a", "not JSON",
+    ),
+    "half a surrogate pair as metadata": (
+        b'{"__metadata__":{"a":"\\udfff"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        b"a",
+        "not JSON",
+    ),
     "bad metadata": ({"__metadata__": {"a": 1}, "a": GOOD}, b"abcd", "strings to strings"),
 }
 

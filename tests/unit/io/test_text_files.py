@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 
 import pytest
@@ -111,9 +112,68 @@ def test_many_problems_are_cut_short(tmp_path: Path) -> None:
     assert message.endswith("and 4 more")
 
 
-def test_yaml_that_refers_to_itself_ends(tmp_path: Path) -> None:
-    _, message, _ = _yaml_error(tmp_path, "id: a\npeaks: &p [*p]\n")
-    assert "peaks[0]" in message
+def _bomb(levels: int) -> str:
+    """A few hundred bytes that aliases would expand to 9 ** levels nodes."""
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "name"),
+    [
+        ("id: a\npeaks: &p [*p]\n", 2, "p"),
+        ("id: &i a\nmeasured: *i\n", 2, "i"),
+        ("id: a\nbest: &b {name: x, flop_per_s: 1}\nextra:\n  one: {<<: *b}\n", 4, "b"),
+        (_bomb(9), 2, "a0"),
+    ],
+    ids=["itself", "scalar", "merge key", "bomb"],
+)
+def test_yaml_aliases_are_refused(tmp_path: Path, text: str, line: int, name: str) -> None:
+    where, message, _ = _yaml_error(tmp_path, text)
+    assert where == f"gpu.yaml:{line}"
+    assert message == f"invalid YAML: aliases are not allowed: `*{name}`"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "id: !!int x\n",
+        "id: !!float x\n",
+        "id: !!bool maybe\n",
+        "id: !!timestamp soon\n",
+        "id: a\nbest: {name: x, flop_per_s: .inf}\n",
+        "id: a\nbest: {name: x, flop_per_s: .nan}\n",
+        "id: a\nbest: {name: x, flop_per_s: 1e999}\n",
+        "? [a, b]\n: c\n",
+        "? {a: b}\n: c\n",
+        "id: \x00\n",
+        "id: \x1b[2J\n",
+        "%YAML 9.9\n---\nid: a\n",
+        "&",
+        "[" * 20_000,
+        "{a: " * 20_000,
+    ],
+    ids=lambda text: repr(text[:16]),
+)
+def test_hostile_yaml_is_an_input_error(tmp_path: Path, text: str) -> None:
+    where, message, _ = _yaml_error(tmp_path, text)
+    assert where.startswith("gpu.yaml")
+    assert message
+
+
+@pytest.mark.parametrize("reader", [read_yaml_model, read_json_model, read_jsonl])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_refused_without_reading(
+    tmp_path: Path, reader: object, kind: str
+) -> None:
+    assert callable(reader)
+    path = Path("/dev/zero")
+    if kind == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    with pytest.raises(InputError, match="not a regular file"):
+        reader(path, Gpu)
 
 
 @pytest.mark.parametrize("reader", [read_yaml_model, read_json_model, read_jsonl])
@@ -136,6 +196,13 @@ def test_missing_files_and_bad_bytes_are_input_errors(tmp_path: Path, reader: ob
         ('{"id": "a", "id": "b"}', "x.json", "duplicate key `id`"),
         ('{"id": "a", "peak": []}', "x.json", "unknown key `peak`"),
         ("[" * 100_000, "x.json", "invalid JSON"),
+        ('{"id": Infinity}', "x.json", "`Infinity` is not a JSON number"),
+        ('{"id": 1e999}', "x.json", "`1e999` is too large"),
+        ('{"id": -1e999}', "x.json", "`-1e999` is too large"),
+        ('{"id": ' + "9" * 5000 + "}", "x.json", "invalid JSON"),
+        ('{"id": "\\ud800"}', "x.json", "surrogates not allowed"),
+        ('{"id": "\\uDC00x"}', "x.json", "surrogates not allowed"),
+        ('{"\\ud800": "a"}', "x.json", "surrogates not allowed"),
     ],
 )
 def test_json_is_strict(tmp_path: Path, text: str, where: str, message: str) -> None:
@@ -144,6 +211,12 @@ def test_json_is_strict(tmp_path: Path, text: str, where: str, message: str) -> 
     with pytest.raises(InputError, match=message) as caught:
         read_json_model(path, Gpu)
     assert caught.value.where == str(tmp_path / where)
+
+
+def test_a_whole_surrogate_pair_is_one_character(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"id": "\\ud83d\\ude00"}', encoding="utf-8")
+    assert read_json_model(path, Gpu).id == "\U0001f600"
 
 
 def test_json_round_trip_and_refusal_of_nan(tmp_path: Path) -> None:

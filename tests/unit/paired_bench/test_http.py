@@ -166,7 +166,7 @@ def test_requests_in_flight_reach_the_server_together(
         (["--candidate", "http://127.0.0.1:9"], 2, "--baseline is missing"),
         (["--baseline", "nonsense", "--candidate", "http://127.0.0.1:9"], 2, "not a server URL"),
         (["--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0.0.1:9"], 3,
-         "no server answers"),
+         "does not answer"),
         (["--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0.0.1:9", "--runs", "3"],
          2, "runs must be even"),
         (["--resume"], 2, "--resume needs --output"),

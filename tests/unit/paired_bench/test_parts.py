@@ -6,21 +6,17 @@ import math
 from pathlib import Path
 
 import pytest
-from virtual_engines import FakeClock, FakeEngine, constant, prompts
+from virtual_engines import prompts
 
 from specpilot_cli.engines.base import Generation
 from specpilot_cli.errors import InputError
-from specpilot_cli.io.json_file import write_json
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.paired_bench.client import refill_gaps
 from specpilot_cli.paired_bench.machine import parse_gpu_lines
 from specpilot_cli.paired_bench.plan import Session, make_plan, split_warmup
 from specpilot_cli.paired_bench.promotion import decide
 from specpilot_cli.paired_bench.ratios import log_ratios
-from specpilot_cli.paired_bench.run import run_paired_bench
-from specpilot_cli.paired_bench.saved import read_saved
 from specpilot_cli.paired_bench.types import PairedBenchSettings, TimedRequest
-from specpilot_cli.report.json_out import build_envelope
 
 SETTINGS = PairedBenchSettings(aa_sessions=1)
 
@@ -87,29 +83,6 @@ def test_log_ratios_average_runs_of_a_request_and_refuse_a_missing_partner() -> 
         log_ratios(rows[:3], "candidate", "baseline")
 
 
-def test_a_saved_result_reads_back_equal(tmp_path: Path) -> None:
-    clock = FakeClock()
-    systems = {
-        "baseline": FakeEngine(clock, constant(100.0)),
-        "candidate": FakeEngine(clock, constant(150.0)),
-        "ar": FakeEngine(clock, constant(30.0), tokens_per_step=None),
-    }
-    summary = run_paired_bench(systems, prompts(), settings=SETTINGS, clock=clock).summary
-    path = tmp_path / "result.json"
-    write_json(path, build_envelope("paired-bench", _fields(summary), verdict=summary.verdict))
-    assert read_saved(path)[1] == summary
-
-
-def test_a_result_of_another_command_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    other, damaged = tmp_path / "other.json", tmp_path / "damaged.json"
-    write_json(other, build_envelope("ceiling", {}))
-    write_json(damaged, build_envelope("paired-bench", {"verdict": "promote"}))
-    with pytest.raises(InputError, match="result of `ceiling`"):
-        read_saved(other)
-    with pytest.raises(InputError, match=r"results\.reasons"):
-        read_saved(damaged)
-
-
 def test_prompt_files_name_the_line_or_the_repeated_id(tmp_path: Path) -> None:
     row = '{"request_id": "a", "benchmark": "chat", "text": "Hi", "max_new_tokens": 8}\n'
     path = tmp_path / "prompts.jsonl"
@@ -126,11 +99,3 @@ def test_gpu_lines_of_another_shape_are_skipped() -> None:
     line = "GPU-1, H200, 580.1, 1980 MHz, 3201 MHz, 41, 90.1 W, 0x0000000000000000\n"
     assert parse_gpu_lines(line + "No devices were found\n")[0]["clocks.sm"] == "1980 MHz"
     assert parse_gpu_lines("No devices were found\n") == []
-
-
-def _fields(summary: object) -> dict[str, object]:
-    from specpilot_cli.report.json_out import plain
-
-    data = plain(summary)
-    assert isinstance(data, dict)
-    return data

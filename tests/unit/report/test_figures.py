@@ -122,13 +122,6 @@ def test_text_stays_inside_the_drawing(cases):
                     assert extent.x1 <= box.x1 + 1, (name, text.get_text())
 
 
-def test_png_has_the_light_surface(cases):
-    module, data = cases["ceiling_factors"]
-    with base.style():
-        png = base.to_png(module.build(data), 50)
-    assert png.startswith(b"\x89PNG")
-
-
 def test_tau_title_compares_the_chosen_budget_with_stock(cases):
     data = cases["tau_curve"][1]
     title = tau_curve.finding(data)

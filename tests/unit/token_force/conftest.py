@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from specpilot_cli.schema.outputs import OutputRecord
-from specpilot_cli.token_force.scorer import LogitScorer
+from tests.unit.token_force.logit_scorer import LogitScorer
 
 VOCABULARY = 64
 

@@ -231,7 +231,8 @@ def test_an_unreachable_server_is_the_machines_fault_before_any_work(
     args[args.index(role) + 1] = "http://127.0.0.1:9"
     done = run(*args, "--prompts", prompts, cwd=tmp_path)
     assert done.returncode == 3
-    assert "no server answers at http://127.0.0.1:9" in done.stderr
+    name = "AR" if role == "--ar" else role.removeprefix("--")
+    assert f"the {name} server at http://127.0.0.1:9 does not answer" in done.stderr
     assert "hint:" in done.stderr
     assert all("sampling_params" not in body for s in servers.values() for body in s.seen)
 

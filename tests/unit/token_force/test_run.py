@@ -11,8 +11,9 @@ import pytest
 
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.report.json_out import build_envelope, render_json
+from specpilot_cli.report.token_force_text import print_result
 from specpilot_cli.token_force import TokenForceSettings, run_token_force
-from specpilot_cli.token_force.scorer import LogitScorer
+from tests.unit.token_force.logit_scorer import LogitScorer
 
 AFTER = 48
 
@@ -174,6 +175,19 @@ def test_the_json_form_is_strict_and_complete(judge):
         explained = found["event_rule"]["system"]["explanations"]
         assert sum(explained.values()) == found["event_rule"]["system"]["n_audited"]
         assert found["smallest_fault_caught"]["rate_difference_pct"] > 0.5
+
+
+def test_a_delta_that_nothing_was_seen_to_need_is_noted_not_warned_of(
+    toy, answers, capsys: pytest.CaptureFixture[str]
+):
+    same = answers["stock"]
+    result = run_token_force(answers["lossless"], same, same, toy.scorer)
+    assert (result.threshold.delta_nats, result.threshold.departures) == (0.125, ())
+    assert not any("delta" in warning for warning in result.warnings)
+    note = "stock departed from AR on none of 24 prompts"
+    assert result.to_json()["threshold"]["note"].startswith(note)
+    print_result(result)
+    assert note in capsys.readouterr().out
 
 
 def test_a_fault_as_small_as_promised_is_caught_about_as_often_as_promised(toy, answers):

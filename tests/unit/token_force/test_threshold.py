@@ -7,14 +7,15 @@ import pytest
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.outputs import OutputRecord
-from specpilot_cli.token_force.scorer import LogitScorer
 from specpilot_cli.token_force.threshold import (
     Departure,
+    Threshold,
     calibrate,
     first_departure,
     round_up,
     threshold_from_gaps,
 )
+from tests.unit.token_force.logit_scorer import LogitScorer
 
 
 def departures(*gaps: float) -> list[Departure]:
@@ -50,7 +51,17 @@ def test_the_largest_gap_counts_and_the_evidence_is_stored():
 
 
 def test_without_departures_delta_is_the_floor():
-    assert threshold_from_gaps([], 12).delta_nats == 0.125
+    threshold = threshold_from_gaps([], 12)
+    assert threshold.delta_nats == 0.125
+    assert threshold.warnings == ()
+    assert threshold.note == (
+        "stock departed from AR on none of 12 prompts, so delta is its least value, 0.125 nats"
+    )
+
+
+def test_only_a_calibration_that_saw_nothing_has_a_note():
+    assert threshold_from_gaps(departures(0.02), 12).note is None
+    assert Threshold(0.125).note is None
 
 
 def test_a_gap_beyond_rounding_is_capped_and_reported():
