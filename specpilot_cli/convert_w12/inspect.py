@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from specpilot_cli.convert_w12.plan import Outcome
 from specpilot_cli.io.safetensors_stream import tensor_nbytes
 from specpilot_cli.io.w12_folder import W12Folder, stored_specs
@@ -47,6 +50,34 @@ class Totals:
         return self.escapes / self.converted_weights if self.converted_weights else None
 
 
+@dataclass(frozen=True, slots=True)
+class WindowSpread:
+    """How the windows of one tensor's channels lie, each known by its lowest exponent field.
+
+    zero_channels: channels whose window begins at field 0, such as all-zero ones. The five
+    numbers are of the other channels, quartiles being values that occur; None if there are none.
+    """
+
+    channels: int
+    zero_channels: int
+    least: int | None = None
+    lower_quartile: int | None = None
+    median: int | None = None
+    upper_quartile: int | None = None
+    greatest: int | None = None
+
+
+def spread_of(window: npt.NDArray[np.uint8]) -> WindowSpread:
+    """Return the spread of windows uint8 [channels]."""
+    others = np.sort(window[window > 0])
+    zero_channels = int(window.size - others.size)
+    if not others.size:
+        return WindowSpread(window.size, zero_channels)
+    last = others.size - 1
+    five = (int(others[round(last * share / 4)]) for share in range(5))
+    return WindowSpread(window.size, zero_channels, *five)
+
+
 def totals(outcomes: Iterable[Outcome]) -> Totals:
     """Return the sums over `outcomes`."""
     every = list(outcomes)
@@ -70,6 +101,19 @@ def inspect_folder(path: Path) -> tuple[Outcome, ...]:
     """
     with W12Folder(path) as opened:
         return tuple(_outcome(opened, tensor) for tensor in opened.manifest.tensors)
+
+
+def window_spreads(path: Path) -> dict[str, WindowSpread]:
+    """Return the spread of the windows of every converted tensor of the W12 folder at `path`.
+
+    InputError: an unfinished or malformed folder.
+    """
+    with W12Folder(path) as opened:
+        return {
+            tensor.name: spread_of(opened.window(tensor))
+            for tensor in opened.manifest.tensors
+            if tensor.encoding == "w12"
+        }
 
 
 def _outcome(opened: W12Folder, tensor: W12Tensor) -> Outcome:
