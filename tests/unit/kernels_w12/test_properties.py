@@ -23,7 +23,7 @@ SPECIAL = [
 
 SHAPES = st.one_of(
     st.tuples(st.integers(1, 260), st.integers(1, 140)),
-    st.tuples(st.integers(1, 3), st.integers(1, 135), st.integers(1, 70)),
+    st.tuples(st.sampled_from([1, 2, 3]), st.integers(1, 135), st.integers(1, 70)),
     # A record, its half, one more and one less: where an index goes wrong first.
     st.tuples(st.sampled_from([127, 128, 129, 64, 16, 1]), st.sampled_from([63, 64, 65, 16, 1])),
 )
