@@ -80,14 +80,14 @@ class Outcome:
         return self.stored_bytes * 8 / self.weights if self.weights else None
 
     @property
-    def floor_bits(self) -> float | None:
-        """12 bits per place of the records that cover the tensor, per element: more than 12
-        where channels or inputs do not fill them. None for an empty tensor or a vector."""
+    def padding_ratio(self) -> float | None:
+        """Places in the records that cover the tensor per element: above 1 where channels or
+        inputs do not fill them. None for an empty tensor or a vector."""
         if len(self.shape) < 2 or not self.weights:
             return None
         rows, cols = layout.grid(*self.shape[-2:])
         places = rows * layout.RECORD_ROWS * cols * layout.RECORD_COLS
-        return 12 * places / (self.shape[-2] * self.shape[-1])
+        return places / (self.shape[-2] * self.shape[-1])
 
 
 def refuse_quantised(folder: HfFolder) -> None:

@@ -30,7 +30,7 @@ def tensor_objects(
             "raw_bytes": o.raw_bytes,
             "stored_bytes": o.stored_bytes,
             "bits_per_weight": o.bits_per_weight,
-            "floor_bits_per_weight": o.floor_bits if o.converted else None,
+            "padding_ratio": o.padding_ratio if o.converted else None,
             "escapes": o.escapes,
             "escape_ratio": None if o.escapes is None else o.escapes / o.weights,
             "window_low": o.window_low,

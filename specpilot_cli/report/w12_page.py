@@ -77,8 +77,8 @@ def _headline(sums: Totals) -> str:
 
 def _sentence(sums: Totals) -> str:
     return (
-        f"{sums.converted_tensors} of {sums.tensors} tensors are stored as W12; the folder's "
-        f"tensors went from {size_change(sums.raw_bytes, sums.stored_bytes)}."
+        f"{sums.converted_tensors} of {sums.tensors} tensors are stored as W12; all "
+        f"tensors together: {size_change(sums.raw_bytes, sums.stored_bytes)}."
     )
 
 
@@ -91,7 +91,7 @@ def _point(outcome: Outcome, spread: WindowSpread) -> W12Point:
         name=outcome.name,
         shape=outcome.shape,
         bits_per_weight=outcome.bits_per_weight or 0.0,
-        floor_bits=outcome.floor_bits or 0.0,
+        floor_bits=12 * (outcome.padding_ratio or 0.0),
         escapes=outcome.escapes or 0,
         weights=outcome.weights,
         windows=known if len(known) == 5 else None,

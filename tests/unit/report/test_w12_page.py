@@ -112,18 +112,19 @@ def test_reasons_that_differ_in_a_decimal_number_are_one_row() -> None:
     )
 
 
-def test_floor_counts_padding_and_only_padding() -> None:
-    assert converted("a").floor_bits == 12 * 128 / 100
-    assert kept("a", "norm").floor_bits == 12 * 8192 / 16
-    assert Outcome("v", "BF16", (7,), "s", 14, 14, reason="1-D").floor_bits is None
+def test_padding_is_what_records_hold_beyond_the_weights() -> None:
+    assert converted("a").padding_ratio == 128 / 100
+    assert kept("a", "norm").padding_ratio == 8192 / 16
+    assert Outcome("v", "BF16", (7,), "s", 14, 14, reason="1-D").padding_ratio is None
 
 
 def test_json_has_the_spread_of_converted_tensors_alone() -> None:
     rows = tensor_objects([converted("a"), kept("b", "norm")], {"a": WindowSpread(256, 1, *FIVE)})
     assert rows[0]["windows"]["upper_quartile"] == 108
     assert rows[0]["escape_ratio"] == 10 / 25600
+    assert rows[0]["padding_ratio"] == 1.28
     assert "windows" not in rows[1]
-    assert rows[1]["floor_bits_per_weight"] is None
+    assert rows[1]["padding_ratio"] is None
 
 
 def test_page_gives_totals_roles_and_what_was_kept(tmp_path: Path) -> None:
