@@ -25,6 +25,17 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by convert-w12.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write the result: `.html` is a page with a figure, `.json` and `-` are JSON.",
+        rich_help_panel="Output",
+    ),
+]
 
 
 @app.command(context_settings=_CONTEXT)
@@ -120,23 +131,28 @@ def restore(
 def inspect(
     folder: Folder,
     as_json: options.JsonFlag = False,
-    output: options.OutputFile = None,
+    output: Report = None,
     force: options.ForceFlag = False,
 ) -> None:
     """Show each tensor's bits per weight, escapes and windows, and the totals.
+
+    Reads the manifest and the windows, not the weights: `w12 verify` checks those.
 
     Examples:
 
         specpilot w12 inspect Qwen3.8-27B-W12
 
         specpilot w12 inspect Qwen3.8-27B-W12 --json
+
+        specpilot w12 inspect Qwen3.8-27B-W12 --report weights.html
     """
-    from specpilot_cli.convert_w12.inspect import inspect_folder, totals
+    from specpilot_cli.convert_w12.inspect import inspect_folder, totals, window_spreads
     from specpilot_cli.report import w12 as show
     from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.w12_page import render_w12_page
 
-    options.check_output(output, force, inputs=(folder,))
-    outcomes = inspect_folder(folder)
+    options.check_output(output, force, ".html", where="--report", inputs=(folder,))
+    outcomes, windows = inspect_folder(folder), window_spreads(folder)
 
     def text() -> None:
         show.print_tensors(outcomes)
@@ -147,11 +163,18 @@ def inspect(
         {
             "folder": folder,
             "totals": show.totals_object(totals(outcomes)),
-            "tensors": show.tensor_objects(outcomes),
+            "tensors": show.tensor_objects(outcomes, windows),
         },
         inputs=[folder / "w12_manifest.json"],
     )
-    options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
+    options.finish(
+        envelope,
+        as_json=as_json,
+        output=output,
+        force=force,
+        text=text,
+        writers={".html": lambda: render_w12_page(folder, outcomes, windows, envelope)},
+    )
 
 
 def _verification_envelope(folder: Path, source: Path | None, found: Verification) -> Envelope:

@@ -88,6 +88,16 @@ class Outcome:
         """Stored bits per element; None for an empty tensor."""
         return self.stored_bytes * 8 / self.weights if self.weights else None
 
+    @property
+    def padding_ratio(self) -> float | None:
+        """Places in the records that cover the tensor per element: above 1 where channels or
+        inputs do not fill them. None for an empty tensor or a vector."""
+        if len(self.shape) < 2 or not self.weights:
+            return None
+        rows, cols = layout.grid(*self.shape[-2:])
+        places = rows * layout.RECORD_ROWS * cols * layout.RECORD_COLS
+        return places / (self.shape[-2] * self.shape[-1])
+
 
 def refuse_quantised(folder: HfFolder) -> None:
     """Raise InputError if the source is not a plain checkpoint, with the reason."""

@@ -189,14 +189,14 @@ class W12Folder:
         suffix = layout.PART_SUFFIXES[part] if part else ""
         return self._shards[tensor.shard].info(tensor.name + suffix)
 
-    def window_range(self, tensor: W12Tensor) -> tuple[int, int]:
-        """Return the least and the greatest window of a converted tensor's channels."""
-        info, low, high = self.part(tensor, "window"), 255, 0
+    def window_counts(self, tensor: W12Tensor) -> npt.NDArray[np.int64]:
+        """Return how many channels of a converted tensor have each window, int64 [256]."""
+        info, counts = self.part(tensor, "window"), np.zeros(256, np.int64)
         for start in range(0, info.nbytes, _CHUNK_BYTES):
             window = np.empty(min(_CHUNK_BYTES, info.nbytes - start), np.uint8)
             self._shards[tensor.shard].read_into(info, start, window.data)
-            low, high = min(low, int(window.min())), max(high, int(window.max()))
-        return low, high
+            counts += np.bincount(window, minlength=256)
+        return counts
 
     def read_stripe(
         self, tensor: W12Tensor, stripe: Stripe, records: npt.NDArray[np.uint8]

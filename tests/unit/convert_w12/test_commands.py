@@ -51,6 +51,26 @@ def test_convert_verify_inspect_restore(
     assert digests(back) == digests(source)
 
 
+def test_inspect_writes_a_page_and_refuses_another_form(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "convert-w12", make_checkpoint(), "-o", tmp_path / "w12")
+    page = tmp_path / "weights.html"
+    assert run(capsys, "w12", "inspect", tmp_path / "w12", "--report", page)[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert "12-bit floor" in text
+    assert "model.layers.0.mlp.experts.gate_up_proj" in text
+    assert "embedding table" in text
+    code, result = run_json(capsys, "w12", "inspect", tmp_path / "w12")
+    rows = {row["name"]: row for row in result["results"]["tensors"]}
+    spread = rows["model.layers.0.self_attn.q_proj.weight"]["windows"]
+    assert (spread["channels"], spread["zero_channels"]) == (380, 1)
+    assert 90 < spread["least"] <= spread["median"] <= spread["greatest"] < 120
+    code, _, err = run(capsys, "w12", "inspect", tmp_path / "w12", "-o", tmp_path / "x.pdf")
+    assert code == 2
+    assert "unknown format" in err
+
+
 def test_dry_run_writes_nothing_and_says_why_tensors_stay(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
