@@ -2,10 +2,10 @@
 
     python scripts/bench_w12_bits.py --packages DIR --output docs/measurements/w12_bits.json
 
-Every 2-D weight of at least a million parameters is encoded, decoded and compared. The bar for a
-tensor is 12 x padding + 8 / K + 48 x escape rate + 0.01 bits per weight, K = inputs. Layout 1
-spends a 4-byte escape pointer on each channel, 32 / K bits, so it keeps the bar from K = 3200 on;
-the columns `forms` say what cheaper ways to find a channel's escapes would take.
+Every 2-D weight of at least a million parameters is encoded, brought into its stored form, decoded
+from that and compared. The bar for a tensor is 12 x padding + 8 / K + 48 x escape rate + 0.01 bits
+per weight, K = inputs; the 0.01 leaves room for the escape pointers, 32 bits per 128 channels.
+Exit code 1 if a tensor misses it.
 """
 
 from __future__ import annotations
@@ -21,45 +21,28 @@ from w12_inputs import CHECKPOINTS, Bits, Checkpoint, fetch, normal_bits
 from specpilot_cli.io.json_file import write_json
 from specpilot_cli.report.json_out import describe_environment
 from specpilot_kernels.w12 import codec, layout
+from specpilot_kernels.w12.stored import from_stored, stored_parts
 
 LEAST_WEIGHTS = 1_000_000
 NORMAL_BAR = 12.03
 SLACK = 0.01
 
 
-def pointer_bytes(channels: int) -> dict[str, int]:
-    """Bytes that each way of finding a channel's escapes would take.
-
-    layout_1: int32 per channel. block_and_uint16: int32 per 128 channels and the channel's offset
-    inside them. block_and_uint8: the same with the channel's count (at most 255 escapes each).
-    block_only: int32 per 128 channels; the escape's 4-byte column also holds its channel in the
-    block, 7 bits of channel over 25 bits of column.
-    """
-    blocks = 4 * (-(-channels // layout.RECORD_ROWS) + 1)
-    return {
-        "layout_1": 4 * (channels + 1),
-        "block_and_uint16": blocks + 2 * channels,
-        "block_and_uint8": blocks + channels,
-        "block_only": blocks,
-    }
-
-
 def measure(bits: Bits) -> dict[str, Any]:
     """Encode `bits` [channels, inputs], check the round trip, and compare with the bar."""
     channels, inputs = bits.shape
     encoded = codec.encode(bits)
-    if not codec.matches(bits, encoded):
+    parts = stored_parts(encoded)
+    if not codec.matches(bits, from_stored(bits.shape, parts)):
         raise SystemExit("error: the codec did not give the same bits back")
+    stored = sum(array.nbytes for array in parts.values())
     rows, cols = layout.grid(channels, inputs)
     padding = rows * cols * layout.RECORD_ROWS * layout.RECORD_COLS / bits.size
     bar = 12 * padding + 8 / inputs + 48 * encoded.escapes / bits.size + SLACK
-    forms = pointer_bytes(channels)
-    without = encoded.nbytes - forms["layout_1"]
-    excess = {name: (without + size) * 8 / bits.size - bar for name, size in forms.items()}
     per_channel = encoded.escape_ptr[1:] - encoded.escape_ptr[:-1]
     return {
         "shape": [channels, inputs],
-        "bits_per_weight": encoded.bits_per_weight,
+        "bits_per_weight": stored * 8 / bits.size,
         "padding_ratio": padding,
         "escapes": encoded.escapes,
         "escape_ratio": encoded.escapes / bits.size,
@@ -68,8 +51,8 @@ def measure(bits: Bits) -> dict[str, Any]:
         "window_low": int(encoded.window.min()),
         "window_high": int(encoded.window.max()),
         "bar_bits": bar,
-        "meets_bar": bool(excess["layout_1"] <= 0),
-        "forms_excess_bits": excess,
+        "excess_bits": stored * 8 / bits.size - bar,
+        "meets_bar": stored * 8 / bits.size <= bar,
     }
 
 
@@ -82,7 +65,7 @@ def measure_checkpoint(checkpoint: Checkpoint, packages: Path) -> dict[str, Any]
             tensors.append(
                 {"name": name, "stored_as": dtype, "rounded_to_bf16": rounded, **measure(bits)}
             )
-            print(f"{checkpoint.name:22} {name:58} {tensors[-1]['bits_per_weight']:.4f}")
+            print(row(checkpoint.name, tensors[-1]))
     return {
         "name": checkpoint.name,
         "about": checkpoint.about,
@@ -93,8 +76,15 @@ def measure_checkpoint(checkpoint: Checkpoint, packages: Path) -> dict[str, Any]
     }
 
 
+def row(checkpoint: str, tensor: dict[str, Any]) -> str:
+    """One line of the table."""
+    verdict = "meets" if tensor["meets_bar"] else "MISSES"
+    numbers = f"{tensor['bits_per_weight']:8.4f} {tensor['bar_bits']:8.4f} {verdict:6}"
+    return f"{numbers} {tensor['escape_ratio']:8.1e}  {checkpoint} {tensor['name']}"
+
+
 def summary(tensors: list[dict[str, Any]]) -> dict[str, Any]:
-    """Counts and the worst excess over the bar, for layout 1 and for the cheaper forms."""
+    """Counts, and the greatest excess over the bar; below 0 where all meet it."""
     weights = sum(t["shape"][0] * t["shape"][1] for t in tensors)
     bits = sum(t["shape"][0] * t["shape"][1] * t["bits_per_weight"] for t in tensors)
     return {
@@ -103,9 +93,7 @@ def summary(tensors: list[dict[str, Any]]) -> dict[str, Any]:
         "bits_per_weight": bits / weights,
         "escapes": sum(t["escapes"] for t in tensors),
         "meet_bar": sum(t["meets_bar"] for t in tensors),
-        "worst_excess_bits": {
-            form: max(t["forms_excess_bits"][form] for t in tensors) for form in pointer_bytes(1)
-        },
+        "worst_excess_bits": max(t["excess_bits"] for t in tensors),
     }
 
 
@@ -117,6 +105,7 @@ def main() -> int:
     options = parser.parse_args()
     normal = measure(normal_bits(4096, 4096))
     done, skipped = [], {}
+    print(f"{'bits':>8} {'bar':>8} {'':6} {'escapes':>8}  tensor")
     for checkpoint in CHECKPOINTS:
         try:
             done.append(measure_checkpoint(checkpoint, options.packages))
@@ -137,8 +126,9 @@ def main() -> int:
     write_json(options.output, document, force=True)
     print(f"N(0, 0.02) 4096 x 4096: {normal['bits_per_weight']:.4f} bits (bar {NORMAL_BAR})")
     found = document["all_checkpoints"]
-    print(f"{found['meet_bar']} of {found['large_tensors']} large tensors keep the relative bar")
-    return 0 if normal["bits_per_weight"] <= NORMAL_BAR else 1
+    print(f"{found['meet_bar']} of {found['large_tensors']} large tensors meet the relative bar")
+    every = found["meet_bar"] == found["large_tensors"] and normal["meets_bar"]
+    return 0 if every and normal["bits_per_weight"] <= NORMAL_BAR else 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from specpilot_cli.io.safetensors_stream import tensor_nbytes
 from specpilot_cli.io.w12_folder import W12Folder
 from specpilot_cli.schema.w12_manifest import W12Source, W12Tensor
 from specpilot_kernels.w12 import layout
-from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
+from specpilot_kernels.w12.encoded import MalformedW12
+from specpilot_kernels.w12.stored import Parts, from_stored
 
 Raw = npt.NDArray[np.uint8]
 
@@ -65,10 +66,10 @@ def decode_tensor(
             return raw, None
         stripe, cols = stripe_of(piece), tensor.shape[-1]
         records = slot.records(stripe.blocks, cols)
-        encoded = opened.read_stripe(tensor, stripe, records)
+        parts = opened.read_stripe(tensor, stripe, records)
         if stored is not None:
             stored.update(records, slot)
-        return raw, crew.submit(slot, _decode, crew, encoded, raw.view("<u2").reshape(-1, cols))
+        return raw, crew.submit(slot, _decode, crew, parts, raw.view("<u2").reshape(-1, cols))
 
     def finish(piece: Piece, slot: Slot, loaded: Future[tuple[Raw, Future[None] | None]]) -> bool:
         try:
@@ -86,8 +87,8 @@ def decode_tensor(
     return malformed[0] if malformed else None
 
 
-def _decode(crew: Crew, encoded: EncodedW12, bits: npt.NDArray[np.uint16]) -> None:
-    crew.codec.decode_stripe(encoded, bits)
+def _decode(crew: Crew, parts: Parts, bits: npt.NDArray[np.uint16]) -> None:
+    crew.codec.decode_stripe(from_stored(bits.shape, parts), bits)
 
 
 def _hash_small_parts(opened: W12Folder, tensor: W12Tensor, stored: HashChain) -> None:

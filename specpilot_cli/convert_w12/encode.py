@@ -26,7 +26,7 @@ from specpilot_cli.convert_w12.pipeline import (
 from specpilot_cli.convert_w12.plan import Outcome, why_not_smaller
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorInfo
 from specpilot_kernels.w12 import layout
-from specpilot_kernels.w12.encoded import EncodedW12
+from specpilot_kernels.w12.stored import Parts, from_stored, stored_parts
 from specpilot_kernels.w12.stripes import Stripe
 
 # Windows and the number of escapes of one stripe.
@@ -86,7 +86,7 @@ def convert_tensor(
 def most_escapes(shape: tuple[int, ...], raw_nbytes: int) -> int:
     """Return how many escapes a tensor may have and still be smaller as W12; below 0: none."""
     spare = raw_nbytes - 1 - layout.encoded_tensor_nbytes(shape, 0)
-    return min(layout.MAX_ESCAPES, spare // (layout.ESCAPE_COL_BYTES + layout.ESCAPE_BITS_BYTES))
+    return min(layout.MAX_ESCAPES, spare // layout.ESCAPE_BYTES)
 
 
 def survey_tensor(crew: Crew, file: SafetensorsFile, info: TensorInfo, shard: str) -> Outcome:
@@ -131,19 +131,19 @@ def _encode(
         return None
     chain, found = crew.stored_chain(), _Windows()
 
-    def load(piece: Piece, slot: Slot) -> Future[EncodedW12 | None]:
+    def load(piece: Piece, slot: Slot) -> Future[Parts | None]:
         raw = source.read(info, piece, slot)
         return crew.submit(
             slot, _encode_checked, crew, slot, raw, info, stripe_of(piece), limit - found.escapes
         )
 
-    def finish(_: Piece, slot: Slot, loaded: Future[Future[EncodedW12 | None]]) -> bool:
-        encoded = loaded.result().result()
-        if encoded is None or found.escapes + encoded.escapes > limit:
+    def finish(_: Piece, slot: Slot, loaded: Future[Future[Parts | None]]) -> bool:
+        parts = loaded.result().result()
+        if parts is None or found.escapes + parts["escape_bits"].size > limit:
             return False
-        found.add(encoded.window, encoded.escapes)
-        chain.update(encoded.records, slot)
-        out.add_stripe(encoded)
+        found.add(parts["window"], parts["escape_bits"].size)
+        chain.update(parts["records"], slot)
+        out.add_stripe(parts)
         return True
 
     if not crew.flow(stripe_pieces(info.shape), load, finish):
@@ -193,17 +193,21 @@ def _encode_checked(
     info: TensorInfo,
     stripe: Stripe,
     max_escapes: int,
-) -> EncodedW12 | None:
+) -> Parts | None:
+    """Return what is to be stored of one stripe, after decoding just that."""
     bits = _matrix(raw, info)
     records = slot.records(stripe.blocks, info.shape[-1])
     encoded = crew.codec.encode_stripe(bits, records, max_escapes=max_escapes)
-    if encoded is not None and not crew.codec.matches_stripe(bits, encoded):
+    if encoded is None:
+        return None
+    parts = stored_parts(encoded)
+    if not crew.codec.matches_stripe(bits, from_stored(bits.shape, parts)):
         first, last = stripe.channel, stripe.channel + stripe.rows - 1
         raise RuntimeError(
             f"W12 codec error: `{info.name}` does not decode to its own bits "
             f"in channels {first} to {last}"
         )
-    return encoded
+    return parts
 
 
 def _matrix(raw: npt.NDArray[np.uint8], info: TensorInfo) -> npt.NDArray[np.uint16]:

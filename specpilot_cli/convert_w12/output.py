@@ -26,11 +26,11 @@ from specpilot_cli.io.shard_writer import ShardWriter, TensorSpec
 from specpilot_cli.io.spool import Spool
 from specpilot_cli.io.w12_folder import encoded_specs
 from specpilot_kernels.w12 import layout
-from specpilot_kernels.w12.encoded import EncodedW12
+from specpilot_kernels.w12.stored import Parts
 
 _ALIGNMENT = 8
 # The order in the file of what is written late: elements of 4, 2 and 1 bytes.
-_LATE = ("escape_ptr", "escape_col", "odd4", "escape_bits", "odd2", "window", "odd1")
+_LATE = ("escape_ptr", "escape_at", "odd4", "escape_bits", "odd2", "window", "odd1")
 
 
 @dataclass(slots=True)
@@ -81,19 +81,16 @@ class OutputShard:
             for late in self._late.values():
                 late.spool.close()
 
-    def add_stripe(self, encoded: EncodedW12) -> None:
+    def add_stripe(self, parts: Parts) -> None:
         """Append one stripe of the tensor under way."""
-        self.writer.write(byte_view(encoded.records))
+        self.writer.write(byte_view(parts["records"]))
         # The first pointer is 0; a stripe's own first one repeats the last of the one before.
         first = 0 if self._is_empty("escape_ptr") else 1
-        for part, array in (
-            ("escape_ptr", encoded.escape_ptr[first:] + np.int32(self._escapes)),
-            ("escape_col", encoded.escape_col),
-            ("escape_bits", encoded.escape_bits),
-            ("window", encoded.window),
-        ):
-            self._late[part].spool.append(byte_view(array))
-        self._escapes += encoded.escapes
+        counted_on = parts["escape_ptr"][first:] + np.int32(self._escapes)
+        self._late["escape_ptr"].spool.append(byte_view(counted_on))
+        for part in ("escape_at", "escape_bits", "window"):
+            self._late[part].spool.append(byte_view(parts[part]))
+        self._escapes += parts["escape_bits"].size
 
     def end_encoded(self, info: TensorInfo, chain: HashChain) -> None:
         """End a tensor given by stripes; `chain` has hashed its records, here it gets the rest."""

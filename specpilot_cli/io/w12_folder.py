@@ -24,9 +24,7 @@ from specpilot_cli.io.hf_folder import CONFIG_NAME, open_hf_folder, read_exact_t
 from specpilot_cli.io.json_file import parse_json
 from specpilot_cli.io.safetensors_stream import (
     SafetensorsFile,
-    TensorData,
     TensorInfo,
-    array_data,
     byte_view,
     parse_header,
 )
@@ -40,7 +38,8 @@ from specpilot_cli.schema.w12_manifest import (
     self_digest,
 )
 from specpilot_kernels.w12 import codec, layout
-from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
+from specpilot_kernels.w12.encoded import MalformedW12
+from specpilot_kernels.w12.stored import Parts, from_stored, part_shapes
 from specpilot_kernels.w12.stripes import Stripe
 
 QUANT_METHOD = "w12"
@@ -48,7 +47,7 @@ _PART_DTYPES = {
     "records": "U8",
     "window": "U8",
     "escape_ptr": "I32",
-    "escape_col": "I32",
+    "escape_at": "I32",
     "escape_bits": "U16",
 }
 _CHUNK_BYTES = 1 << 20
@@ -162,14 +161,13 @@ class W12Folder:
         """Return a tensor that was not converted, [shape], BF16 as uint16."""
         return self._shards[tensor.shard].read_array(tensor.name)
 
-    def encoded(self, tensor: W12Tensor) -> EncodedW12:
+    def parts(self, tensor: W12Tensor) -> Parts:
         """Return the five parts of a converted tensor, not yet checked against each other."""
         file = self._shards[tensor.shard]
-        parts = {
+        return {
             part: file.read_array(tensor.name + suffix)
             for part, suffix in layout.PART_SUFFIXES.items()
         }
-        return EncodedW12(shape=tuple(tensor.shape), **parts)
 
     def tensors_of(self, source: W12Source) -> list[W12Tensor]:
         """Return the tensors of one source file, in the order of its data."""
@@ -200,8 +198,8 @@ class W12Folder:
 
     def read_stripe(
         self, tensor: W12Tensor, stripe: Stripe, records: npt.NDArray[np.uint8]
-    ) -> EncodedW12:
-        """Return one stripe of a converted tensor; only its own bytes are read.
+    ) -> Parts:
+        """Return the parts of one stripe of a converted tensor; only its own bytes are read.
 
         records: uint8 [row blocks, column blocks, 12288] to read into. MalformedW12 where the
         escape pointers cannot be followed; the rest is not yet checked.
@@ -209,22 +207,27 @@ class W12Folder:
         self._read(tensor, "records", stripe.block, records)
         window = np.empty(stripe.rows, np.uint8)
         self._read(tensor, "window", stripe.channel, window)
-        ptr = np.empty(stripe.rows + 1, "<i4")
-        self._read(tensor, "escape_ptr", stripe.channel, ptr)
-        first, count = int(ptr[0]), int(ptr[-1]) - int(ptr[0])
-        cols, escapes = tensor.shape[-1], tensor.escapes or 0
-        if not (first >= 0 and 0 <= count <= stripe.rows * cols and first + count <= escapes):
-            raise MalformedW12("escape_ptr leads out of the escape list")
+        ptr = np.empty(stripe.blocks + 1, "<i4")
+        self._read(tensor, "escape_ptr", stripe.block, ptr)
+        first, last, escapes = int(ptr[0]), int(ptr[-1]), tensor.escapes or 0
+        most = first + stripe.rows * tensor.shape[-1]
+        if not 0 <= first <= last <= min(most, escapes):
+            raise MalformedW12(
+                f"escape_ptr runs from {first} to {last} in record rows {stripe.block} to "
+                f"{stripe.block + stripe.blocks - 1}, the escape list from 0 to {escapes}"
+            )
         channels = self.part(tensor, "window").nbytes
         if (stripe.channel == 0 and first != 0) or (
-            stripe.channel + stripe.rows == channels and first + count != escapes
+            stripe.channel + stripe.rows == channels and last != escapes
         ):
             raise MalformedW12("escape_ptr does not cover the escape list")
-        escape_col, escape_bits = np.empty(count, "<i4"), np.empty(count, "<u2")
-        self._read(tensor, "escape_col", first, escape_col)
-        self._read(tensor, "escape_bits", first, escape_bits)
-        shape = (stripe.rows, cols)
-        return EncodedW12(shape, records, window, ptr - ptr[0], escape_col, escape_bits)
+        at, bits = np.empty(last - first, "<i4"), np.empty(last - first, "<u2")
+        self._read(tensor, "escape_at", first, at)
+        self._read(tensor, "escape_bits", first, bits)
+        return {
+            "records": records, "window": window, "escape_ptr": ptr - ptr[0],
+            "escape_at": at, "escape_bits": bits,
+        }  # fmt: skip
 
     def _read(self, tensor: W12Tensor, part: str, start: int, target: npt.NDArray[Any]) -> None:
         """Fill `target` with the part from index `start` of its first dimension on."""
@@ -248,11 +251,11 @@ class W12Folder:
             if check and digest.hexdigest() != tensor.stored_crc32:
                 raise self.damaged(tensor, "its bytes are not the source's")
             return array
-        encoded = self.encoded(tensor)
-        if check and parts_crc32(encoded) != tensor.stored_crc32:
+        parts = self.parts(tensor)
+        if check and parts_crc32(parts) != tensor.stored_crc32:
             raise self.damaged(tensor, "its stored parts were altered")
         try:
-            return codec.decode(encoded, threads=threads)
+            return codec.decode(from_stored(tuple(tensor.shape), parts), threads=threads)
         except MalformedW12 as error:
             raise self.damaged(tensor, str(error)) from error
 
@@ -316,33 +319,18 @@ def encoded_specs(
     name: str, shape: tuple[int, ...], escapes: int
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """Return (name, dtype, shape) of an encoded tensor's five parts, as hashed."""
-    matrices = shape[0] if len(shape) == 3 else 1
-    row_blocks, col_blocks = layout.grid(*shape[-2:])
-    channels = matrices * shape[-2]
-    shapes: dict[str, tuple[int, ...]] = {
-        "records": (matrices * row_blocks, col_blocks, layout.RECORD_BYTES),
-        "window": (channels,),
-        "escape_ptr": (channels + 1,),
-        "escape_col": (escapes,),
-        "escape_bits": (escapes,),
-    }
+    shapes = part_shapes(shape, escapes)
     return [
         (name + suffix, _PART_DTYPES[part], shapes[part])
         for part, suffix in layout.PART_SUFFIXES.items()
     ]
 
 
-def encoded_parts(name: str, encoded: EncodedW12) -> Iterator[tuple[str, TensorData]]:
-    """Yield (tensor name, data) of the five parts, in the order they are hashed."""
-    for part, suffix in layout.PART_SUFFIXES.items():
-        yield name + suffix, array_data(getattr(encoded, part))
-
-
-def parts_crc32(encoded: EncodedW12) -> str:
+def parts_crc32(parts: Parts) -> str:
     """Return the CRC-32 over the five parts' bytes in the order they are hashed."""
     digest = Crc32()
     for part in layout.PART_SUFFIXES:
-        digest.update(byte_view(getattr(encoded, part)))
+        digest.update(byte_view(parts[part]))
     return digest.hexdigest()
 
 

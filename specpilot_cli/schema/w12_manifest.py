@@ -42,7 +42,7 @@ Natural = Annotated[int, Field(ge=0)]
 class W12Tensor(FileModel):
     """One tensor of the source checkpoint and how this folder stores it.
 
-    `encoding`: `w12` = the five parts NAME_w12, NAME_w12_window, NAME_w12_escape_ptr, _col and
+    `encoding`: `w12` = the five parts NAME_w12, NAME_w12_window, NAME_w12_escape_ptr, _at and
     _bits; `stored` = the source's own bytes under the source's name. `source` and `shard` are
     the safetensors files of the source and of this folder that hold it.
 

@@ -18,8 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specpilot_kernels.w12 import codec, layout
-from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
+from specpilot_kernels.w12.encoded import MalformedW12
 from specpilot_kernels.w12.manifest import TensorEntry, W12FolderError, read_entries
+from specpilot_kernels.w12.stored import from_stored
 
 
 class LazyTensor:
@@ -59,9 +60,8 @@ class LazyTensor:
             part: self._file.get_tensor(self._entry.name + suffix).numpy()
             for part, suffix in layout.PART_SUFFIXES.items()
         }
-        encoded = EncodedW12(shape=self._entry.shape, **parts)
         try:
-            bits = codec.decode(encoded)
+            bits = codec.decode(from_stored(self._entry.shape, parts))
         except MalformedW12 as error:
             raise self._damaged(str(error)) from error
         self._check([part.reshape(-1).view(np.uint8) for part in parts.values()])

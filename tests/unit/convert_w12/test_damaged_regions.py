@@ -27,7 +27,7 @@ PARTS = {
     "records": "_w12",
     "windows": "_w12_window",
     "escape pointers": "_w12_escape_ptr",
-    "escape columns": "_w12_escape_col",
+    "escape places": "_w12_escape_at",
     "escape patterns": "_w12_escape_bits",
 }
 
@@ -214,7 +214,7 @@ def test_parts_of_two_tensors_changed_places(part: str, folder: Path) -> None:
     raw = bytearray((folder / first.file).read_bytes())
     length = min(first.end - first.start, second.end - second.start)
     a, b = (raw[r.start : r.start + length] for r in (first, second))
-    assert a != b or part == "escape columns"
+    assert a != b or part == "escape places"
     raw[first.start : first.start + length], raw[second.start : second.start + length] = b, a
     (folder / first.file).write_bytes(raw)
     names = {problem.name for problem in verify_folder(folder).problems}

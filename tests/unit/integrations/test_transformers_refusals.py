@@ -142,7 +142,9 @@ def test_one_flipped_bit_is_found_and_its_tensor_named(name: str, packed: Path) 
         ("_w12_window", lambda window: window[:-1]),
         ("_w12_window", lambda window: torch.full_like(window, 255)),
         ("_w12_escape_ptr", lambda ptr: ptr.flip(0)),
-        ("_w12_escape_col", lambda col: torch.cat([col, col])),
+        ("_w12_escape_ptr", lambda ptr: torch.cat([ptr, ptr])),
+        ("_w12_escape_at", lambda at: torch.cat([at, at])),
+        ("_w12_escape_at", lambda at: at | 1 << 31),
         ("_w12_escape_bits", lambda values: values.to(torch.int32)),
     ],
 )

@@ -51,7 +51,7 @@ def test_pitfall_09_matrices_that_padding_would_inflate_stay(
         assert row["encoding"] == "stored"
         assert f"{n_rows} x {n_cols} is padded" in row["reason"]
         assert row["stored_bytes"] == row["raw_bytes"]
-    assert 12 + 40 / 384 <= rows["k384.weight"]["bits_per_weight"] < 12.13
+    assert 12 + 8.25 / 384 < rows["k384.weight"]["bits_per_weight"] < 12.03
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,9 @@ def test_pitfall_11_counts_beyond_two_to_the_31_do_not_wrap(tmp_path: Path) -> N
     rows, cols = 1 << 16, (1 << 15) + 64
     assert rows * cols > 1 << 31
     records = (rows // 128) * (cols // 64)
-    assert layout.encoded_nbytes(rows, cols, 5) == records * 12288 + rows + 4 * (rows + 1) + 30
+    assert layout.encoded_nbytes(rows, cols, 5) == (
+        records * 12288 + rows + 4 * (-(-rows // 128) + 1) + 30
+    )
     counts = np.full(rows, cols, dtype=np.int64)
     found = codec.Survey((rows, cols), np.zeros(rows, np.uint8), counts)
     assert (found.escapes, found.raw_nbytes) == (rows * cols, 2 * rows * cols)
