@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.schema.result import Envelope
     from specpilot_cli.ui import Reporter
+    from specpilot_kernels.w12.stripes import StripeCodec
 
 Source = Annotated[
     str,
@@ -54,7 +55,8 @@ ShardSize = Annotated[
     ),
 ]
 Device = Annotated[
-    Literal["cpu", "cuda"], typer.Option("--device", help="Where to encode; same bytes from both.")
+    Literal["cpu", "cuda"],
+    typer.Option("--device", help="Where to encode and decode; same bytes from both."),
 ]
 
 
@@ -113,16 +115,18 @@ def convert_w12(
 
         specpilot convert-w12 model -o model-w12 --exclude lm_head --json
     """
+    from specpilot_cli.convert_w12.device import gpu_errors_said, open_codec
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter
 
     _check_usage(source, out, report, dry_run=dry_run, force=force)
+    codec = open_codec(device)
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
-    with ConsoleReporter(quiet, verbose) as reporter:
+    with ConsoleReporter(quiet, verbose) as reporter, gpu_errors_said():
         folder = resolved(source, reporter, quiet=quiet)
         done = _convert(
             folder, None if dry_run else out, selection, reporter,
-            shard_bytes=_shard_bytes(shard_size), device=device,
+            shard_bytes=_shard_bytes(shard_size), codec=codec,
             threads=workers or default_workers(), force=force, resume=resume,
         )  # fmt: skip
     envelope = _envelope(folder, out, done)
@@ -157,16 +161,14 @@ def _convert(
     reporter: Reporter,
     *,
     shard_bytes: int | None,
-    device: Literal["cpu", "cuda"],
+    codec: StripeCodec,
     threads: int,
     force: bool,
     resume: bool,
 ) -> Conversion:
     from specpilot_cli.convert_w12.convert import convert_folder, survey_folder
-    from specpilot_cli.convert_w12.device import open_codec
     from specpilot_cli.io.hf_folder import open_hf_folder
 
-    codec = open_codec(device)
     folder = open_hf_folder(source)
     for name in folder.left_out:
         reporter.note(f"not carried over: `{name}` (weights that are not part of the checkpoint)")

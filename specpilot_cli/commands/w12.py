@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.convert_w12 import Workers, default_workers, local_folder, resolved
+from specpilot_cli.commands.convert_w12 import (
+    Device,
+    Workers,
+    default_workers,
+    local_folder,
+    resolved,
+)
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
@@ -48,6 +54,7 @@ def verify(
         ),
     ] = None,
     workers: Workers = None,
+    device: Device = "cpu",
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
@@ -66,14 +73,16 @@ def verify(
 
         specpilot w12 verify Qwen3-4B-W12 --against Qwen/Qwen3-4B
     """
+    from specpilot_cli.convert_w12.device import gpu_errors_said, open_codec
     from specpilot_cli.convert_w12.verify import verify_folder
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(output, force, inputs=(folder, local_folder(against)))
-    with ConsoleReporter(quiet) as reporter:
+    codec = open_codec(device)
+    with ConsoleReporter(quiet) as reporter, gpu_errors_said():
         source = resolved(against, reporter, quiet=quiet) if against is not None else None
         found = verify_folder(
-            folder, source, threads=workers or default_workers(), reporter=reporter
+            folder, source, threads=workers or default_workers(), codec=codec, reporter=reporter
         )
         for name in found.unknown_files:
             reporter.note(f"not part of the conversion: `{name}`")

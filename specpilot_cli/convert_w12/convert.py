@@ -144,7 +144,9 @@ def convert_folder(
     needed = sum(t.expected_bytes() for shard in shards for t in shard.tensors)
     needed += carried + _DISK_MARGIN_BYTES
     if resume and (target / MANIFEST_NAME).is_file() and not force:
-        found = finished_before(folder, target, shards, threads=threads, reporter=reporter)
+        found = finished_before(
+            folder, target, shards, threads=threads, codec=codec, reporter=reporter
+        )
         return Conversion(
             found.outcomes, folder.left_out, carried, needed, found.manifest, found_finished=True
         )

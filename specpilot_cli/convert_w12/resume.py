@@ -15,6 +15,7 @@ from specpilot_cli.io.hf_folder import HfFolder
 from specpilot_cli.io.w12_folder import read_manifest
 from specpilot_cli.schema.w12_manifest import W12Manifest, W12Tensor
 from specpilot_cli.ui import Reporter
+from specpilot_kernels.w12.stripes import StripeCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ def finished_before(
     shards: Sequence[PlannedShard],
     *,
     threads: int,
+    codec: StripeCodec | None,
     reporter: Reporter,
 ) -> Finished:
     """Return what the finished folder `target` holds, verified bit for bit against `folder`.
@@ -45,7 +47,7 @@ def finished_before(
             where=str(target),
             hint="choose another folder, or use --force to replace it",
         )
-    found = verify_folder(target, folder.path, threads=threads, reporter=reporter)
+    found = verify_folder(target, folder.path, threads=threads, codec=codec, reporter=reporter)
     if found.problems:
         first = found.problems[0]
         raise InputError(

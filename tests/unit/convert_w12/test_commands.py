@@ -231,13 +231,3 @@ def test_out_is_the_folder_and_report_the_result(
     code, _, err = run(capsys, *words, "--report", report)
     assert code == 2
     assert "--report" in err
-
-
-def test_gpu_encoder_is_missing_and_said_so(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("convert-w12", make_checkpoint(), "-o", tmp_path / "w12", "--device", "cuda")
-    code, _, err = run(capsys, *words)
-    assert code == 3
-    assert "no W12 encoder for the GPU" in err
-    assert not (tmp_path / "w12").exists()
