@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,14 @@ _TINY = (256, 256)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One child process: seconds of wall and processor time, and its peak memory."""
+    """One child process: seconds of wall and processor time, and its peak memory.
+
+    others_cpu_s: processor seconds that everything else on the machine used meanwhile.
+    """
 
     wall_s: float
     cpu_s: float
+    others_cpu_s: float
     peak_rss_bytes: int
 
 
@@ -128,14 +132,22 @@ def forget(*folders: Path) -> None:
 
 def run(*command: str | Path) -> Step:
     """Run a child process; CalledProcessError if it fails."""
-    begin = time.perf_counter()
+    begin, busy_s = time.perf_counter(), machine_busy_s()
     child = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     wall_s = time.perf_counter() - begin
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise subprocess.CalledProcessError(child.returncode, command)
-    return Step(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    others_s = max(0.0, machine_busy_s() - busy_s - cpu_s)
+    return Step(wall_s, cpu_s, others_s, usage.ru_maxrss * 1024)
+
+
+def machine_busy_s() -> float:
+    """Processor seconds of all programs since the machine started."""
+    user, nice, system = Path("/proc/stat").read_text(encoding="ascii").split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def copy(source: Path, target: Path) -> Step:
@@ -146,7 +158,7 @@ def copy(source: Path, target: Path) -> Step:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
-    return Step(step.wall_s + time.perf_counter() - begin, step.cpu_s, step.peak_rss_bytes)
+    return replace(step, wall_s=step.wall_s + time.perf_counter() - begin)
 
 
 def specpilot(*words: str | Path) -> Step:
@@ -246,6 +258,7 @@ def summary(rounds: list[dict[str, Step]], nbytes: int) -> dict[str, Any]:
         steps[name] = {
             "wall_s": [round(step.wall_s, 2) for step in measured],
             "cpu_s": [round(step.cpu_s, 2) for step in measured],
+            "others_cpu_s": [round(step.others_cpu_s, 2) for step in measured],
             "peak_rss_bytes": max(step.peak_rss_bytes for step in measured),
             "bytes_per_s": round(nbytes / statistics.median(s.wall_s for s in measured)),
         }

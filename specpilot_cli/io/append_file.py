@@ -2,7 +2,7 @@
 
 Writing gigabytes through the page cache costs more processor time than encoding them, throws out
 what the user had cached, and leaves the disk idle until the final flush. Here full chunks go to
-the disk directly from a background thread while the caller fills the next one. File systems that
+the disk directly from background threads while the caller fills the next one. File systems that
 refuse direct writes get ordinary ones.
 """
 
@@ -22,6 +22,10 @@ import numpy.typing as npt
 _BLOCK = 4096
 _CHUNK = 8 << 20
 _BUFFERS = 4
+# Writes under way at once: beside busy processors one alone leaves the disk idle between two.
+_WRITERS = 3
+# Room is taken this far ahead, because writes that lengthen a file wait for each other.
+_AHEAD = 256 << 20
 _COMPARED = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
@@ -55,7 +59,9 @@ class AppendFile:
             self._direct = os.open(
                 path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | getattr(os, "O_DIRECT", 0)
             )
-        self._writer = ThreadPoolExecutor(1, "disk")
+        self._refuses_direct = self._direct is None
+        self._allocated = 0
+        self._writers = ThreadPoolExecutor(_WRITERS, "disk")
         self._pending: deque[tuple[Future[None], Bytes]] = deque()
         self._free = [_take_buffer() for _ in range(_BUFFERS)]
         self._buffer = self._free.pop()
@@ -117,7 +123,7 @@ class AppendFile:
         """Stop writing and close; harmless when done already."""
         if self._fd < 0:
             return
-        self._writer.shutdown(cancel_futures=True)
+        self._writers.shutdown(cancel_futures=True)
         _spare.extend([self._buffer, *self._free, *(buffer for _, buffer in self._pending)])
         self._pending.clear()
         for descriptor in (self._fd, self._direct):
@@ -155,7 +161,12 @@ class AppendFile:
 
     def _send(self) -> None:
         """Hand the full buffer to the background; wait for one if all are under way."""
-        task = self._writer.submit(self._write_chunk, self._buffer, self._base)
+        if not self._refuses_direct and self._base + _CHUNK > self._allocated:
+            # A disk too full for this may still hold what is left to write.
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(self._fd, self._base, _AHEAD)
+            self._allocated = self._base + _AHEAD
+        task = self._writers.submit(self._write_chunk, self._buffer, self._base)
         self._pending.append((task, self._buffer))
         self._base, self._fill = self._base + _CHUNK, 0
         if not self._free:
@@ -172,16 +183,14 @@ class AppendFile:
             self._collect()
 
     def _write_chunk(self, buffer: Bytes, start: int) -> None:
-        direct = self._direct
-        if direct is not None:
+        if self._direct is not None and not self._refuses_direct:
             try:
-                self._write(direct, buffer, start)
+                self._write(self._direct, buffer, start)
                 return
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
-            self._direct = None
-            os.close(direct)
+            self._refuses_direct = True
         self._write(self._fd, buffer, start)
 
     @staticmethod
