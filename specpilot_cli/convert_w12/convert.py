@@ -141,8 +141,7 @@ def convert_folder(
     _check_source(folder, selection)
     shards = plan_shards(folder, selection, shard_bytes)
     carried = _carried_bytes(folder)
-    needed = sum(t.expected_bytes() for shard in shards for t in shard.tensors)
-    needed += carried + _DISK_MARGIN_BYTES
+    needed = sum(shard.expected_bytes() for shard in shards) + carried + _DISK_MARGIN_BYTES
     if resume and (target / MANIFEST_NAME).is_file() and not force:
         found = finished_before(
             folder, target, shards, threads=threads, codec=codec, reporter=reporter

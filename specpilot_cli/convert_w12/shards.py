@@ -44,6 +44,10 @@ class PlannedShard:
     name: str
     tensors: tuple[PlannedTensor, ...]
 
+    def expected_bytes(self) -> int:
+        """Return about how many bytes its tensors will take."""
+        return sum(tensor.expected_bytes() for tensor in self.tensors)
+
 
 def plan_shards(
     folder: HfFolder, selection: Selection, shard_bytes: int | None = None
