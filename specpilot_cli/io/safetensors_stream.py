@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -24,11 +23,10 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
+from specpilot_cli.io.page_cache import cached_share, drop_cached
 
 MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
-_CACHE_SAMPLES = 64
-_PAGE = 4096
 _STREAMED = 1 << 16
 
 #: safetensors dtype → numpy dtype that holds the same bits.
@@ -189,9 +187,7 @@ class SafetensorsFile:
             return
         self._read_at(start, target, self._stream)
         if self._forgets:
-            first = start - start % _PAGE
-            length = start + target.nbytes - first
-            os.posix_fadvise(self._stream, first, length, os.POSIX_FADV_DONTNEED)
+            drop_cached(self._stream, start, target.nbytes)
 
     def read_once(self) -> None:
         """Say that `read_into` will read the file from front to back, once.
@@ -205,11 +201,7 @@ class SafetensorsFile:
             return
         self._stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         os.posix_fadvise(self._stream, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        step = max(1, self._size // _CACHE_SAMPLES)
-        # Looking may bring a page in: the next one to look must not look at the same pages.
-        samples = range(time.monotonic_ns() % step, self._size, step)
-        cached = sum(_is_cached(self._handle.fileno(), position) for position in samples)
-        self._forgets = 2 * cached < len(samples)
+        self._forgets = cached_share(self._handle.fileno(), self._size) < 0.5
 
     def read_bytes(self, name: str) -> bytes:
         """Return the raw little-endian bytes of tensor `name`."""
@@ -243,17 +235,6 @@ class SafetensorsFile:
             if count == 0:
                 raise _bad(self.path, f"truncated while reading: ends at byte {start + done}")
             done += count
-
-
-def _is_cached(descriptor: int, position: int) -> bool:
-    """Return whether a byte can be read without touching the disk; True where nobody can tell."""
-    try:
-        os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except (AttributeError, OSError):
-        return True
-    return True
 
 
 def _bad(path: Path, message: str) -> InputError:

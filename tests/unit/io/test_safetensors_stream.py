@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.page_cache import cached_share
 from specpilot_cli.io.safetensors_stream import (
     MAX_HEADER_BYTES,
     SafetensorsFile,
@@ -220,7 +221,7 @@ def test_reading_once_leaves_the_cache_as_it_was(tmp_path: Path, cached: bool) -
     with path.open("rb") as handle:
         os.fsync(handle.fileno())
         os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if _cached_share(handle.fileno(), 8 << 20) > 0.1:
+        if cached_share(handle.fileno(), 8 << 20) > 0.1:
             pytest.skip("this file system keeps files in memory")
         os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if cached:
@@ -231,19 +232,8 @@ def test_reading_once_leaves_the_cache_as_it_was(tmp_path: Path, cached: bool) -
             for start in range(0, data.size, 1 << 20):
                 file.read_into(file.info("a"), start, found[start : start + (1 << 20)].data)
         assert np.array_equal(found, data)
-        share = _cached_share(handle.fileno(), 8 << 20)
+        share = cached_share(handle.fileno(), 8 << 20)
         assert share > 0.9 if cached else share < 0.5
-
-
-def _cached_share(descriptor: int, size: int) -> float:
-    hits = 0
-    for position in range(0, size, 1 << 16):
-        try:
-            os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT)
-            hits += 1
-        except BlockingIOError:
-            pass
-    return hits / (size >> 16)
 
 
 def test_reading_outside_a_tensor_is_refused(tmp_path: Path) -> None:
