@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.errors import InputError
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.convert import Conversion
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.schema.result import Envelope
     from specpilot_cli.ui import Reporter
+    from specpilot_kernels.w12.stripes import StripeCodec
 
 Source = Annotated[
-    Path, typer.Argument(metavar="SRC", help="Hugging Face folder with BF16 safetensors.")
+    str,
+    typer.Argument(
+        metavar="SRC", help="Folder with BF16 safetensors, or hub id `owner/name[@revision]`."
+    ),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DST", help="The folder to create.")
@@ -28,7 +32,7 @@ DryRun = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Convert only matching names; repeatable."),
+    typer.Option("--include", metavar="GLOB", help="Convert only these full names; repeatable."),
 ]
 Exclude = Annotated[
     list[str] | None,
@@ -42,11 +46,34 @@ Workers = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue an interrupted run; finished shards are re-hashed."),
+    typer.Option("--resume", help="Continue an interrupted run; what is there is compared."),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-size", metavar="SIZE", help="New shards of at most SIZE of BF16, as in 5GB."
+    ),
 ]
 Device = Annotated[
-    Literal["cpu", "cuda"], typer.Option("--device", help="Where to encode; same bytes from both.")
+    Literal["cpu", "cuda"],
+    typer.Option("--device", help="Where to encode and decode; same bytes from both."),
 ]
+
+
+def resolved(source: str, reporter: Reporter, *, quiet: bool) -> Path:
+    """The folder that `source`, a folder or a hub id, names."""
+    import os
+    import sys
+
+    from specpilot_cli.io.hub import resolve_source
+
+    hidden = quiet or os.environ.get("SPECPILOT_NO_PROGRESS") or not sys.stderr.isatty()
+    return resolve_source(source, bars=not hidden, reporter=reporter)
+
+
+def local_folder(source: str | None) -> Path | None:
+    """`source` if it is a folder here; a hub id cannot be written to."""
+    return Path(source) if source is not None and Path(source).is_dir() else None
 
 
 def default_workers() -> int:
@@ -64,6 +91,7 @@ def convert_w12(
     exclude: Exclude = None,
     workers: Workers = None,
     device: Device = "cpu",
+    shard_size: ShardSize = None,
     resume: Resume = False,
     force: options.ForceFlag = False,
     as_json: options.JsonFlag = False,
@@ -83,42 +111,47 @@ def convert_w12(
 
         specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12
 
-        specpilot convert-w12 Qwen3.8-27B -o Qwen3.8-27B-W12 --resume
+        specpilot convert-w12 Qwen/Qwen3-4B@main -o Qwen3-4B-W12 --shard-size 5GB --resume
 
-        specpilot convert-w12 model -o model-w12 --exclude 'lm_head.*' --json
+        specpilot convert-w12 model -o model-w12 --exclude lm_head --json
     """
+    from specpilot_cli.convert_w12.device import gpu_errors_said, open_codec
     from specpilot_cli.convert_w12.plan import Selection
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(report, force, where="--report", inputs=(source, out))
-    _check_usage(source, device, out, dry_run)
-    target = None if dry_run else out
+    _check_usage(source, out, report, dry_run=dry_run, force=force)
+    codec = open_codec(device)
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
-    with ConsoleReporter(quiet, verbose) as reporter:
+    with ConsoleReporter(quiet, verbose) as reporter, gpu_errors_said():
+        folder = resolved(source, reporter, quiet=quiet)
         done = _convert(
-            source, target, selection, reporter,
+            folder, None if dry_run else out, selection, reporter,
+            shard_bytes=_shard_bytes(shard_size), codec=codec,
             threads=workers or default_workers(), force=force, resume=resume,
         )  # fmt: skip
+    envelope = _envelope(folder, out, done)
     options.finish(
-        _envelope(source, target, done),
-        as_json=as_json,
-        output=report,
-        force=force,
-        text=lambda: _print(done, target),
+        envelope, as_json=as_json, output=report, force=force, text=lambda: _print(done, out)
     )
 
 
-def _check_usage(source: Path, device: str, out: Path | None, dry_run: bool) -> None:
-    options.check_not_input({"--out": out}, (source,))
+def _shard_bytes(text: str | None) -> int | None:
+    from specpilot_cli.units import parse_bytes
+
+    size = parse_bytes(text) if text is not None else None
+    if size is not None and size < 1:
+        raise InputError("a shard needs room", where="--shard-size")
+    return size
+
+
+def _check_usage(
+    source: str, out: Path | None, report: Path | None, *, dry_run: bool, force: bool
+) -> None:
+    inputs = (local_folder(source), out)
+    options.check_output(report, force, where="--report", inputs=inputs)
+    options.check_not_input({"--out": out}, inputs[:1])
     if out is None and not dry_run:
         raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
-    if device == "cuda":
-        raise MachineError(
-            "no W12 encoder for the GPU: this version encodes on the CPU only",
-            where="--device",
-            hint="use `--device cpu`; the format leaves an encoder no choice, so the bytes are "
-            "those a GPU would give",
-        )
 
 
 def _convert(
@@ -127,6 +160,8 @@ def _convert(
     selection: Selection,
     reporter: Reporter,
     *,
+    shard_bytes: int | None,
+    codec: StripeCodec,
     threads: int,
     force: bool,
     resume: bool,
@@ -138,45 +173,68 @@ def _convert(
     for name in folder.left_out:
         reporter.note(f"not carried over: `{name}` (weights that are not part of the checkpoint)")
     if target is None:
-        return survey_folder(folder, selection, threads=threads, reporter=reporter)
+        return survey_folder(
+            folder, selection, threads=threads, shard_bytes=shard_bytes, codec=codec,
+            reporter=reporter,
+        )  # fmt: skip
     return convert_folder(
-        folder, target, selection, threads=threads, force=force, resume=resume, reporter=reporter
-    )
+        folder, target, selection, threads=threads, force=force, resume=resume,
+        shard_bytes=shard_bytes, codec=codec, reporter=reporter,
+    )  # fmt: skip
 
 
 def _envelope(source: Path, target: Path | None, done: Conversion) -> Envelope:
     from specpilot_cli.convert_w12.inspect import totals
+    from specpilot_cli.io.hub import hub_origin
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.w12 import tensor_objects, totals_object
     from specpilot_cli.schema.result import InputFile
 
+    dry_run = done.manifest is None
     envelope = build_envelope(
         "convert-w12",
         {
-            "out": target,
-            "dry_run": target is None,
+            "source_hub": hub_origin(source),
+            "out": None if dry_run else target,
+            "dry_run": dry_run,
+            "found_finished": done.found_finished,
             "totals": totals_object(totals(done.outcomes)),
             "carried_bytes": done.carried_bytes,
+            "disk_needed_bytes": done.disk_bytes,
+            "disk_free_bytes": _free_bytes(target),
             "left_out": done.left_out,
             "tensors": tensor_objects(done.outcomes),
         },
         inputs=[source / "config.json"],
-        verdict=None if target is None else "identical",
+        verdict=None if dry_run else "identical",
     )
-    shards = done.manifest.shards if done.manifest is not None else []
+    sources = done.manifest.sources if done.manifest is not None else []
     # The conversion hashed every shard already; reading a large model again would take minutes.
-    hashed = [InputFile(path=str(source / s.name), sha256=s.source_sha256) for s in shards]
+    hashed = [InputFile(path=str(source / s.name), sha256=s.sha256) for s in sources]
     return envelope.model_copy(update={"inputs": [*envelope.inputs, *hashed]})
 
 
-def _print(done: Conversion, target: Path | None) -> None:
-    from specpilot_cli.report.tables import print_line
-    from specpilot_cli.report.w12 import print_kept, print_tensors, print_totals
+def _free_bytes(target: Path | None) -> int | None:
+    from specpilot_cli.convert_w12.target import free_disk_bytes
 
-    if target is None:
+    return free_disk_bytes(target) if target is not None else None
+
+
+def _print(done: Conversion, target: Path | None) -> None:
+    from specpilot_cli.report.tables import print_line, print_pairs
+    from specpilot_cli.report.w12 import print_kept, print_tensors, print_totals
+    from specpilot_cli.units import format_bytes
+
+    if done.manifest is None:
         print_tensors(done.outcomes)
     print_kept(done.outcomes)
     print_totals(done.outcomes)
-    print_line(
-        "nothing was written" if target is None else f"written, checked bit for bit: {target}"
-    )
+    if done.manifest is None:
+        free = _free_bytes(target)
+        where = "" if free is None else f", {format_bytes(free)} free at {target}"
+        print_pairs([("disk needed", f"{format_bytes(done.disk_bytes)}{where}")])
+        print_line("nothing was written")
+    elif done.found_finished:
+        print_line(f"nothing was left to do, checked bit for bit: {target}")
+    else:
+        print_line(f"written, checked bit for bit: {target}")

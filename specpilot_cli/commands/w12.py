@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.convert_w12 import Workers, default_workers
+from specpilot_cli.commands.convert_w12 import (
+    Device,
+    Workers,
+    default_workers,
+    local_folder,
+    resolved,
+)
 
 if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
+    from specpilot_cli.schema.result import Envelope
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -24,16 +31,30 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by convert-w12.")]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write the result: `.html` is a page with a figure, `.json` and `-` are JSON.",
+        rich_help_panel="Output",
+    ),
+]
 
 
 @app.command(context_settings=_CONTEXT)
 def verify(
     folder: Folder,
     against: Annotated[
-        Path | None,
-        typer.Option("--against", metavar="SRC", help="Compare with this checkpoint, bit by bit."),
+        str | None,
+        typer.Option(
+            "--against", metavar="SRC", help="Compare bit by bit with this folder or hub id."
+        ),
     ] = None,
     workers: Workers = None,
+    device: Device = "cpu",
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
@@ -49,26 +70,24 @@ def verify(
         specpilot w12 verify Qwen3.8-27B-W12
 
         specpilot w12 verify Qwen3.8-27B-W12 --against Qwen3.8-27B --json
+
+        specpilot w12 verify Qwen3-4B-W12 --against Qwen/Qwen3-4B
     """
+    from specpilot_cli.convert_w12.device import gpu_errors_said, open_codec
     from specpilot_cli.convert_w12.verify import verify_folder
-    from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
-    options.check_output(output, force, inputs=(folder, against))
-    with ConsoleReporter(quiet) as reporter:
+    options.check_output(output, force, inputs=(folder, local_folder(against)))
+    codec = open_codec(device)
+    with ConsoleReporter(quiet) as reporter, gpu_errors_said():
+        source = resolved(against, reporter, quiet=quiet) if against is not None else None
         found = verify_folder(
-            folder, against, threads=workers or default_workers(), reporter=reporter
+            folder, source, threads=workers or default_workers(), codec=codec, reporter=reporter
         )
         for name in found.unknown_files:
             reporter.note(f"not part of the conversion: `{name}`")
-    envelope = build_envelope(
-        "w12 verify",
-        {"folder": folder, "against": against, **_as_object(found)},
-        inputs=[folder / "w12_manifest.json"],
-        verdict=found.verdict,
-    )
     options.finish(
-        envelope,
+        _verification_envelope(folder, source, found),
         as_json=as_json,
         output=output,
         force=force,
@@ -121,23 +140,28 @@ def restore(
 def inspect(
     folder: Folder,
     as_json: options.JsonFlag = False,
-    output: options.OutputFile = None,
+    output: Report = None,
     force: options.ForceFlag = False,
 ) -> None:
     """Show each tensor's bits per weight, escapes and windows, and the totals.
+
+    Reads the manifest and the windows, not the weights: `w12 verify` checks those.
 
     Examples:
 
         specpilot w12 inspect Qwen3.8-27B-W12
 
         specpilot w12 inspect Qwen3.8-27B-W12 --json
+
+        specpilot w12 inspect Qwen3.8-27B-W12 --report weights.html
     """
-    from specpilot_cli.convert_w12.inspect import inspect_folder, totals
+    from specpilot_cli.convert_w12.inspect import inspect_folder, totals, window_spreads
     from specpilot_cli.report import w12 as show
     from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.w12_page import render_w12_page
 
-    options.check_output(output, force, inputs=(folder,))
-    outcomes = inspect_folder(folder)
+    options.check_output(output, force, ".html", where="--report", inputs=(folder,))
+    outcomes, windows = inspect_folder(folder), window_spreads(folder)
 
     def text() -> None:
         show.print_tensors(outcomes)
@@ -148,22 +172,40 @@ def inspect(
         {
             "folder": folder,
             "totals": show.totals_object(totals(outcomes)),
-            "tensors": show.tensor_objects(outcomes),
+            "tensors": show.tensor_objects(outcomes, windows),
         },
         inputs=[folder / "w12_manifest.json"],
     )
-    options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
+    options.finish(
+        envelope,
+        as_json=as_json,
+        output=output,
+        force=force,
+        text=text,
+        writers={".html": lambda: render_w12_page(folder, outcomes, windows, envelope)},
+    )
 
 
-def _as_object(found: Verification) -> dict[str, object]:
-    return {
-        "tensors": found.tensors,
-        "converted_tensors": found.converted,
-        "files": found.files,
-        "compared_tensors": found.compared,
-        "problems": found.problems,
-        "unknown_files": found.unknown_files,
-    }
+def _verification_envelope(folder: Path, source: Path | None, found: Verification) -> Envelope:
+    from specpilot_cli.io.hub import hub_origin
+    from specpilot_cli.report.json_out import build_envelope
+
+    return build_envelope(
+        "w12 verify",
+        {
+            "folder": folder,
+            "against": source,
+            "against_hub": hub_origin(source) if source is not None else None,
+            "tensors": found.tensors,
+            "converted_tensors": found.converted,
+            "files": found.files,
+            "compared_tensors": found.compared,
+            "problems": found.problems,
+            "unknown_files": found.unknown_files,
+        },
+        inputs=[folder / "w12_manifest.json"],
+        verdict=found.verdict,
+    )
 
 
 def _print_verification(found: Verification) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from specpilot_cli.convert_w12.plan import Outcome
 from specpilot_cli.io.safetensors_stream import tensor_nbytes
 from specpilot_cli.io.w12_folder import W12Folder, stored_specs
@@ -47,6 +50,35 @@ class Totals:
         return self.escapes / self.converted_weights if self.converted_weights else None
 
 
+@dataclass(frozen=True, slots=True)
+class WindowSpread:
+    """How the windows of one tensor's channels lie, each known by its lowest exponent field.
+
+    zero_channels: channels whose window begins at field 0, such as all-zero ones. The five
+    numbers are of the other channels, quartiles being values that occur; None if there are none.
+    """
+
+    channels: int
+    zero_channels: int
+    least: int | None = None
+    lower_quartile: int | None = None
+    median: int | None = None
+    upper_quartile: int | None = None
+    greatest: int | None = None
+
+
+def spread_of(counts: npt.NDArray[np.int64]) -> WindowSpread:
+    """Return the spread of windows, given how many channels have each, int64 [256]."""
+    channels, zero_channels = int(counts.sum()), int(counts[0])
+    last = channels - zero_channels - 1
+    if last < 0:
+        return WindowSpread(channels, zero_channels)
+    up_to = np.cumsum(counts)
+    places = [zero_channels + round(last * share / 4) for share in range(5)]
+    five = (int(value) for value in np.searchsorted(up_to, places, side="right"))
+    return WindowSpread(channels, zero_channels, *five)
+
+
 def totals(outcomes: Iterable[Outcome]) -> Totals:
     """Return the sums over `outcomes`."""
     every = list(outcomes)
@@ -72,6 +104,19 @@ def inspect_folder(path: Path) -> tuple[Outcome, ...]:
         return tuple(_outcome(opened, tensor) for tensor in opened.manifest.tensors)
 
 
+def window_spreads(path: Path) -> dict[str, WindowSpread]:
+    """Return the spread of the windows of every converted tensor of the W12 folder at `path`.
+
+    InputError: an unfinished or malformed folder.
+    """
+    with W12Folder(path) as opened:
+        return {
+            tensor.name: spread_of(opened.window_counts(tensor))
+            for tensor in opened.manifest.tensors
+            if tensor.encoding == "w12"
+        }
+
+
 def _outcome(opened: W12Folder, tensor: W12Tensor) -> Outcome:
     shape = tuple(tensor.shape)
     stored = sum(tensor_nbytes(dtype, dims) for _, dtype, dims in stored_specs(tensor))
@@ -80,10 +125,8 @@ def _outcome(opened: W12Folder, tensor: W12Tensor) -> Outcome:
         return Outcome(
             tensor.name, tensor.dtype, shape, tensor.shard, raw, stored, reason=tensor.reason
         )
-    window = opened.window(tensor)
+    used = np.flatnonzero(opened.window_counts(tensor))
     return Outcome(
         tensor.name, tensor.dtype, shape, tensor.shard, raw, stored,
-        escapes=tensor.escapes,
-        window_low=int(window.min()),
-        window_high=int(window.max()),
+        escapes=tensor.escapes, window_low=int(used[0]), window_high=int(used[-1]),
     )  # fmt: skip

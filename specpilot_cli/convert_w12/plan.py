@@ -32,10 +32,19 @@ _ROUTER = re.compile(r"\.(gate|router|shared_expert_gate)(\.\w+)?\.weight$")
 _LM_HEAD = re.compile(r"(^|\.)lm_head\.weight$")
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
+GROWS = "W12 would take"
+"""How the reason begins for a tensor that W12 would not shrink."""
+
+# 128 rows of this length take 64 MiB, which is what a conversion holds at once.
+MAX_INPUTS = 1 << 18
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Glob patterns on full names: convert only `include` (all if empty), minus `exclude`."""
+    """Glob patterns on full names: convert only `include` (all if empty), minus `exclude`.
+
+    A pattern matches the whole name of a tensor or of the module that holds it, never a part.
+    """
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -78,6 +87,16 @@ class Outcome:
     def bits_per_weight(self) -> float | None:
         """Stored bits per element; None for an empty tensor."""
         return self.stored_bytes * 8 / self.weights if self.weights else None
+
+    @property
+    def padding_ratio(self) -> float | None:
+        """Places in the records that cover the tensor per element: above 1 where channels or
+        inputs do not fill them. None for an empty tensor or a vector."""
+        if len(self.shape) < 2 or not self.weights:
+            return None
+        rows, cols = layout.grid(*self.shape[-2:])
+        places = rows * layout.RECORD_ROWS * cols * layout.RECORD_COLS
+        return places / (self.shape[-2] * self.shape[-1])
 
 
 def refuse_quantised(folder: HfFolder) -> None:
@@ -126,7 +145,7 @@ def check_selection(selection: Selection, folder: HfFolder) -> None:
     names = [info.name for _, info in folder.tensors]
     for option, patterns in (("--include", selection.include), ("--exclude", selection.exclude)):
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(_matches(name, pattern) for name in names):
                 raise InputError(
                     f"`{pattern}` matches no tensor",
                     where=option,
@@ -146,6 +165,8 @@ def reason_to_keep(info: TensorInfo, config: dict[str, Any], selection: Selectio
         return f"{info.dtype}: W12 holds BF16 weights only, carried over untouched"
     if 0 in info.shape:
         return "no elements"
+    if info.shape and info.shape[-1] > MAX_INPUTS:
+        return f"rows of {info.shape[-1]} inputs: more than {MAX_INPUTS} are not converted"
     if len(info.shape) == 2:
         return _reason_for_matrix(info.name, config)
     if len(info.shape) == 3 and _EXPERTS.search(info.name) and not info.name.endswith("bias"):
@@ -158,11 +179,15 @@ def reason_to_keep(info: TensorInfo, config: dict[str, Any], selection: Selectio
 
 def _selected(name: str, selection: Selection) -> str | None:
     for pattern in selection.exclude:
-        if fnmatchcase(name, pattern):
+        if _matches(name, pattern):
             return f"excluded by `{pattern}`"
-    if selection.include and not any(fnmatchcase(name, p) for p in selection.include):
+    if selection.include and not any(_matches(name, p) for p in selection.include):
         return "not among the included"
     return None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
 
 
 def _reason_for_matrix(name: str, config: dict[str, Any]) -> str | None:
@@ -199,4 +224,4 @@ def why_not_smaller(shape: Sequence[int], nbytes: int, escapes: int) -> str:
     else:
         rows, cols = layout.RECORD_ROWS, layout.RECORD_COLS
         cause = f"{shape[-2]} x {shape[-1]} is padded to {rows} x {cols} records"
-    return f"W12 would take {bits:.2f} bits per weight: {cause}"
+    return f"{GROWS} {bits:.2f} bits per weight: {cause}"

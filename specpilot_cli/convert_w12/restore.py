@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+from specpilot_cli.convert_w12.decode import Raw, decode_tensor, source_head
+from specpilot_cli.convert_w12.device import open_codec
+from specpilot_cli.convert_w12.pipeline import Crew, Piece, Slot
 from specpilot_cli.convert_w12.target import check_disk, check_target, copy_file
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.atomic import atomic_folder
 from specpilot_cli.io.hashing import sha256_file
-from specpilot_cli.io.safetensors_stream import byte_view
 from specpilot_cli.io.w12_folder import W12Folder
-from specpilot_cli.schema.w12_manifest import W12File, W12Shard, W12Tensor
+from specpilot_cli.schema.w12_manifest import W12File, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
+from specpilot_kernels.w12.stripes import StripeCodec
 
 _DISK_MARGIN_BYTES = 16 << 20
 
@@ -34,6 +37,7 @@ def restore_folder(
     *,
     threads: int = 1,
     force: bool = False,
+    codec: StripeCodec | None = None,
     reporter: Reporter = SilentReporter(),
 ) -> Restoration:
     """Write the checkpoint that the W12 folder at `path` was made from to `target`.
@@ -44,18 +48,22 @@ def restore_folder(
     """
     with W12Folder(path) as opened:
         manifest = opened.manifest
-        carried = [file for file in manifest.files if file.path not in manifest.source_texts]
+        carried = [file for file in manifest.files if file.carried]
         written = {
-            *(shard.name for shard in manifest.shards),
+            *(source.name for source in manifest.sources),
             *(file.path for file in carried),
             *manifest.source_texts,
         }
         check_target(target, path, written, force=force)
-        shard_bytes = sum(shard.source_bytes for shard in manifest.shards)
-        check_disk(target, shard_bytes + _DISK_MARGIN_BYTES)
-        with atomic_folder(target, force=force) as temporary:
-            job = _Job(opened, temporary, threads, reporter, len(manifest.tensors))
-            shards = tuple(job.restore_shard(shard) for shard in manifest.shards)
+        source_bytes = sum(source.size_bytes for source in manifest.sources)
+        check_disk(target, source_bytes + _DISK_MARGIN_BYTES)
+        opened.read_once()
+        with (
+            atomic_folder(target, force=force) as temporary,
+            Crew(codec or open_codec("cpu"), threads) as crew,
+        ):
+            job = _Job(opened, temporary, crew, reporter, source_bytes)
+            shards = tuple(job.restore(source) for source in manifest.sources)
             for name, text in manifest.source_texts.items():
                 (temporary / name).write_bytes(text.encode())
             for file in carried:
@@ -67,42 +75,53 @@ def restore_folder(
 class _Job:
     opened: W12Folder
     out: Path
-    threads: int
+    crew: Crew
     reporter: Reporter
-    total: int
-    done: int = 0
+    total_bytes: int
+    done_bytes: int = 0
 
-    def restore_shard(self, shard: W12Shard) -> tuple[str, str, int]:
-        """Write one shard; returns (name, sha256, bytes)."""
-        header = shard.source_header.encode()
-        digest = hashlib.sha256()
-        with (self.out / shard.name).open("xb") as handle:
-            for chunk in (len(header).to_bytes(8, "little"), header):
-                digest.update(chunk)
-                handle.write(chunk)
-            for tensor in self.opened.manifest.tensors:
-                if tensor.shard == shard.name:
-                    raw = self._original_bytes(tensor)
-                    digest.update(raw)
-                    handle.write(raw)
-            size = handle.tell()
-            handle.flush()
-            os.fsync(handle.fileno())
-        if digest.hexdigest() != shard.source_sha256:
-            raise InputError(
-                f"`{shard.name}` cannot be restored: its sha256 is not the source's",
-                where=str(self.opened.path),
-                hint="run `specpilot w12 verify` on the folder",
+    def restore(self, source: W12Source) -> tuple[str, str, int]:
+        """Write one source file; returns (name, sha256, bytes)."""
+        head = source_head(source)
+        chain = self.crew.source_chain()
+        chain.update(head)
+        # The header is written last: without it the file is not one.
+        file = AppendFile(self.out / source.name, len(head))
+
+        def take(_: Piece, raw: Raw, slot: Slot) -> None:
+            chain.update(raw, slot)
+            file.append(raw.data)
+            self.done_bytes += raw.size
+            self.reporter.progress(
+                "tensor MB", self.done_bytes // 1_000_000, self.total_bytes // 1_000_000
             )
-        return shard.name, digest.hexdigest(), size
 
-    def _original_bytes(self, tensor: W12Tensor) -> memoryview:
-        raw = byte_view(self.opened.original(tensor, threads=self.threads))
-        if hashlib.sha256(raw).hexdigest() != tensor.sha256:
-            raise self.opened.damaged(tensor, "its bytes are not the source's")
-        self.done += 1
-        self.reporter.progress("tensors", self.done, self.total)
-        return raw
+        hashes: list[tuple[W12Tensor, Future[str]]] = []
+        try:
+            for tensor in self.opened.tensors_of(source):
+                malformed = decode_tensor(self.crew, self.opened, tensor, take)
+                if malformed is not None:
+                    self._compare(hashes)
+                    raise self.opened.damaged(tensor, malformed)
+                hashes.append((tensor, chain.hexdigest()))
+            self._compare(hashes)
+            sha256, size = chain.hexdigest().result(), file.position
+            if (sha256, size) != (source.sha256, source.size_bytes):
+                raise InputError(
+                    f"`{source.name}` cannot be restored: its sha256 is not the source's",
+                    where=str(self.opened.path),
+                    hint="run `specpilot w12 verify` on the folder",
+                )
+            file.finish(head)
+        finally:
+            file.close()
+        return source.name, sha256, size
+
+    def _compare(self, hashes: list[tuple[W12Tensor, Future[str]]]) -> None:
+        """Raise InputError for the first tensor up to which the file is not the source's."""
+        for tensor, prefix in hashes:
+            if prefix.result() != tensor.source_prefix_sha256:
+                raise self.opened.damaged(tensor, "its bytes are not the source's")
 
 
 def _copy_checked(path: Path, out: Path, file: W12File) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.units import format_bytes
+
+_SHA256_NAME = re.compile("[0-9a-f]{64}")
 
 
 def check_target(target: Path, source: Path, written: Collection[str], *, force: bool) -> None:
@@ -46,10 +49,15 @@ def check_target(target: Path, source: Path, written: Collection[str], *, force:
         )
 
 
+def free_disk_bytes(target: Path) -> int:
+    """Return what is free on the disk where `target` is or would be."""
+    existing = next(folder for folder in (target, *target.absolute().parents) if folder.is_dir())
+    return shutil.disk_usage(existing).free
+
+
 def check_disk(target: Path, needed_bytes: int) -> None:
     """Raise MachineError if the disk of `target` has less than `needed_bytes` free."""
-    existing = next(folder for folder in (target, *target.absolute().parents) if folder.is_dir())
-    free_bytes = shutil.disk_usage(existing).free
+    free_bytes = free_disk_bytes(target)
     if free_bytes < needed_bytes:
         raise MachineError(
             f"not enough room: {format_bytes(needed_bytes)} needed, "
@@ -70,3 +78,19 @@ def copy_file(source: Path, target: Path) -> None:
             where=str(source),
             hint="did the file vanish while it was copied?",
         ) from error
+
+
+def refuse_altered_blob(path: Path, sha256: str) -> None:
+    """Raise InputError if `path` is a hub cache's blob whose name is another sha256.
+
+    The cache names large files by their sha256, as the publisher gave it; a program that writes
+    through the cache's links leaves the name and changes the content.
+    """
+    blob = path.resolve()
+    if blob.parent.name == "blobs" and _SHA256_NAME.fullmatch(blob.name) and blob.name != sha256:
+        raise InputError(
+            f"`{path.name}` is not the published file: its sha256 is {sha256}, "
+            f"the cache names it {blob.name}",
+            where=str(path),
+            hint="delete the file from the cache and download it again",
+        )

@@ -6,32 +6,23 @@ mismatch); a folder whose structure cannot be trusted at all is an InputError.
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from specpilot_cli.convert_w12.compare import Problem, Reference
+from specpilot_cli.convert_w12.decode import Raw, decode_tensor, source_head
+from specpilot_cli.convert_w12.device import open_codec
+from specpilot_cli.convert_w12.pipeline import Crew, HashChain, Piece, Slot
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.hashing import sha256_file
-from specpilot_cli.io.hf_folder import HfFolder, open_hf_folder
-from specpilot_cli.io.safetensors_stream import SafetensorsFile, byte_view
-from specpilot_cli.io.w12_folder import W12Folder, parts_digest
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME, W12Tensor
+from specpilot_cli.io.safetensors_stream import tensor_nbytes
+from specpilot_cli.io.w12_folder import W12Folder
+from specpilot_cli.schema.w12_manifest import MANIFEST_NAME, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
-from specpilot_kernels.w12 import codec
-from specpilot_kernels.w12.encoded import MalformedW12
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One tensor or file that is not what was converted."""
-
-    kind: str
-    name: str
-    what: str
+from specpilot_kernels.w12.stripes import StripeCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +51,32 @@ def verify_folder(
     against: Path | None = None,
     *,
     threads: int = 1,
+    codec: StripeCodec | None = None,
     reporter: Reporter = SilentReporter(),
 ) -> Verification:
     """Check the W12 folder at `path`, and with `against` compare it with that checkpoint.
 
-    InputError: an unfinished or malformed folder, a safetensors file the manifest does not
-    know, or a source that cannot be read.
+    Everything is decoded and the sha256 of every source file is computed again, so that what
+    passes can be restored. InputError: an unfinished or malformed folder, a safetensors file the
+    manifest does not know, or a source that cannot be read.
     """
-    source = _Source(against) if against is not None else None
     problems: list[Problem] = []
-    with W12Folder(path) as opened:
+    with ExitStack() as stack:
+        opened = stack.enter_context(W12Folder(path))
         unknown = _unknown_files(opened)
         tensors = opened.manifest.tensors
+        source = stack.enter_context(Reference(against)) if against is not None else None
         if source is not None:
-            problems += source.name_problems({tensor.name for tensor in tensors})
-        for number, tensor in enumerate(tensors, start=1):
-            found = _check_tensor(opened, tensor, source, threads)
-            if found is not None:
-                problems.append(Problem("tensor", tensor.name, found))
-            reporter.progress("tensors", number, len(tensors))
-        for file in opened.manifest.files:
-            what = _check_file(path / file.path, file.sha256)
+            problems += source.missing({tensor.name for tensor in tensors})
+        crew = stack.enter_context(Crew(codec or open_codec("cpu"), threads))
+        opened.read_once()
+        job = _Job(opened, source, crew, reporter)
+        for file in opened.manifest.sources:
+            problems += job.check_source(file)
+        for other in opened.manifest.files:
+            what = _check_file(path / other.path, other.sha256)
             if what is not None:
-                problems.append(Problem("file", file.path, what))
+                problems.append(Problem("file", other.path, what))
     return Verification(
         tensors=len(tensors),
         converted=sum(tensor.encoding == "w12" for tensor in tensors),
@@ -93,29 +87,73 @@ def verify_folder(
     )
 
 
-def _check_tensor(
-    opened: W12Folder, tensor: W12Tensor, source: _Source | None, threads: int
-) -> str | None:
-    """Return what is wrong with `tensor`, or None."""
-    if tensor.encoding == "w12":
-        encoded = opened.encoded(tensor)
-        intact = parts_digest(encoded) == tensor.parts_sha256
-        try:
-            bits: npt.NDArray[Any] = codec.decode(encoded, threads=threads)
-        except MalformedW12 as error:
-            return f"the stored parts were altered: {error}"
-        if not intact:
-            return "the stored parts were altered"
-    else:
-        bits = opened.stored(tensor)
-    if hashlib.sha256(byte_view(bits)).hexdigest() != tensor.sha256:
-        return "its bytes are not the source's" + _source_difference(tensor, bits, source)
-    return source.difference(tensor, bits) if source is not None else None
+@dataclass(slots=True)
+class _Checked:
+    """One decoded tensor: hashes under way, and what was found on the way."""
+
+    tensor: W12Tensor
+    malformed: str | None
+    difference: str | None
+    stored_crc32: Future[str]
+    prefix_sha256: Future[str]
 
 
-def _source_difference(tensor: W12Tensor, bits: npt.NDArray[Any], source: _Source | None) -> str:
-    found = source.difference(tensor, bits) if source is not None else None
-    return "" if found is None else f": {found}"
+@dataclass(slots=True)
+class _Job:
+    opened: W12Folder
+    reference: Reference | None
+    crew: Crew
+    reporter: Reporter
+    done: int = 0
+
+    def check_source(self, source: W12Source) -> Iterator[Problem]:
+        """Yield what is wrong with the tensors of one source file, and with the file as a whole."""
+        chain = self.crew.source_chain()
+        chain.update(source_head(source))
+        checked = []
+        for tensor in self.opened.tensors_of(source):
+            checked.append(self._check_tensor(tensor, chain))
+            self.done += 1
+            self.reporter.progress("tensors", self.done, len(self.opened.manifest.tensors))
+        # After the first wrong bit the hash of the file says nothing about later tensors.
+        sound = True
+        for found in checked:
+            right = found.prefix_sha256.result() == found.tensor.source_prefix_sha256
+            what = _what_is_wrong(found, right or not sound)
+            sound = sound and right
+            if what is not None:
+                yield Problem("tensor", found.tensor.name, what)
+        size = len(source_head(source)) + sum(
+            tensor_nbytes(found.tensor.dtype, found.tensor.shape) for found in checked
+        )
+        if sound and (chain.hexdigest().result(), size) != (source.sha256, source.size_bytes):
+            yield Problem("source", source.name, "its sha256 cannot be reproduced")
+
+    def _check_tensor(self, tensor: W12Tensor, chain: HashChain) -> _Checked:
+        stored = self.crew.stored_chain()
+        comparison = self.reference.compare(tensor) if self.reference is not None else None
+
+        def take(piece: Piece, raw: Raw, slot: Slot) -> None:
+            chain.update(raw, slot)
+            if comparison is not None:
+                comparison.add(piece.start, raw)
+
+        malformed = decode_tensor(self.crew, self.opened, tensor, take, stored=stored)
+        difference = comparison.result() if comparison is not None else None
+        return _Checked(tensor, malformed, difference, stored.hexdigest(), chain.hexdigest())
+
+
+def _what_is_wrong(found: _Checked, right: bool) -> str | None:
+    """Return what is wrong with a tensor; right: nothing speaks against its decoded bytes."""
+    if found.malformed is not None:
+        return f"the stored parts were altered: {found.malformed}"
+    intact = found.stored_crc32.result() == found.tensor.stored_crc32
+    if intact and right:
+        return found.difference
+    altered = "the stored parts were altered"
+    if found.tensor.encoding == "stored" or intact:
+        altered = "its bytes are not the source's"
+    return altered if found.difference is None else f"{altered}: {found.difference}"
 
 
 def _check_file(path: Path, sha256: str) -> str | None:
@@ -142,41 +180,3 @@ def _unknown_files(opened: W12Folder) -> tuple[str, ...]:
             hint="move it out of the folder",
         )
     return unknown
-
-
-class _Source:
-    """The checkpoint to compare with; counts the tensors it compared."""
-
-    def __init__(self, path: Path) -> None:
-        self.folder: HfFolder = open_hf_folder(path)
-        self.compared = 0
-        self._where = {info.name: shard for shard, info in self.folder.tensors}
-
-    def name_problems(self, names: set[str]) -> list[Problem]:
-        missing = [name for name in self._where if name not in names]
-        return [Problem("tensor", name, "in the source, not in the W12 folder") for name in missing]
-
-    def difference(self, tensor: W12Tensor, bits: npt.NDArray[Any]) -> str | None:
-        """Return how `bits` differ from the source's bytes, or None if they do not."""
-        shard = self._where.get(tensor.name)
-        if shard is None:
-            return "not in the source"
-        with SafetensorsFile(self.folder.path / shard) as file:
-            info = file.info(tensor.name)
-            if (info.dtype, list(info.shape)) != (tensor.dtype, tensor.shape):
-                return f"the source has {info.dtype} {list(info.shape)}"
-            expected = file.read_array(tensor.name)
-        self.compared += 1
-        return _describe_difference(bits, expected)
-
-
-def _describe_difference(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> str | None:
-    # Unsigned integers of the same width: float comparison would pass a flipped zero sign.
-    width = np.dtype(f"u{expected.dtype.itemsize}")
-    differs = actual.reshape(-1).view(width) != expected.reshape(-1).view(width)
-    count = int(np.count_nonzero(differs))
-    if count == 0:
-        return None
-    first = np.unravel_index(int(np.argmax(differs)), expected.shape)
-    place = ", ".join(str(int(index)) for index in first)
-    return f"{count} of {expected.size} elements differ from the source, the first at [{place}]"

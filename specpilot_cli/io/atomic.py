@@ -190,7 +190,7 @@ def _lock_folder(temporary: Path, path: Path, *, empty: bool) -> int:
     """Create a folder `temporary` that this process alone holds; returns its descriptor."""
     try:
         temporary.mkdir(exist_ok=True)
-        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         raise InputError(
             f"cannot write `{path}`: {error.strerror}",

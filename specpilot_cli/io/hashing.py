@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from pathlib import Path
 
 from specpilot_cli.errors import InputError
 
+Bytes = bytes | bytearray | memoryview
+
 # What an engine reads from a model folder. Notes, licences and caches change no output.
 _MODEL_SUFFIXES = {".safetensors", ".json", ".jsonl", ".jinja", ".model", ".txt"}
+
+
+class Crc32:
+    """CRC-32 as zlib computes it, used like a hashlib object: for damage, not against forgery."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Bytes) -> None:
+        """Go on with `data`."""
+        self._value = zlib.crc32(data, self._value)
+
+    def hexdigest(self) -> str:
+        """The value of everything so far, as eight hexadecimal digits."""
+        return f"{self._value:08x}"
 
 
 def sha256_file(path: Path) -> str:

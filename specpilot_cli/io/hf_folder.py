@@ -7,6 +7,7 @@ apart from leftovers is refused rather than guessed at.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,6 +28,8 @@ _WEIGHT_SUFFIXES = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".msgpack", ".h5", ".npz",
     ".partial",
 }  # fmt: skip
+
+_NUMBERED = re.compile(r"(?P<set>.+)-\d+-of-(?P<count>\d+)\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ def open_hf_folder(path: Path) -> HfFolder:
     tensors = tuple(_tensors(path, shards))
     if weight_map is not None:
         _compare_with_index(weight_map, tensors, index_path)
+        _refuse_forgotten_shards(shards, index_path)
     carried, left_out = _other_files(path, shards)
     return HfFolder(
         path, config, config_text, index, index_text, shards, tensors, carried, left_out
@@ -179,6 +183,23 @@ def _compare_with_index(
         raise InputError(
             f"`{extra}` in `{found[extra]}` is not in the index", where=str(path), hint=_WHOLE
         )
+
+
+def _refuse_forgotten_shards(shards: tuple[str, ...], path: Path) -> None:
+    """Raise InputError if a shard of a set lies in the folder and the index does not name it.
+
+    An unlisted file of another kind of name may be a leftover; `2 of 2` beside a listed `1 of 2`
+    means that the index is stale, and its tensors would be lost without a word.
+    """
+    sets = {match.group("set", "count") for s in shards if (match := _NUMBERED.match(s))}
+    for file in sorted(path.parent.glob("*.safetensors")):
+        match = _NUMBERED.match(file.name)
+        if match and match.group("set", "count") in sets and file.name not in shards:
+            raise InputError(
+                f"`{file.name}` is one of the shards, but the index does not name it",
+                where=str(path),
+                hint="the index is not the one of these shards: fetch it again",
+            )
 
 
 def _other_files(path: Path, shards: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -23,9 +23,11 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
+from specpilot_cli.io.page_cache import cached_share, drop_cached
 
 MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
+_STREAMED = 1 << 16
 # beyond any array library; a zero beside them would hide the rest from the byte count
 _MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
 
@@ -119,6 +121,8 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._stream: int | None = None
+        self._forgets = False
         try:
             self._handle: BinaryIO = path.open("rb", buffering=0)
         except OSError as error:
@@ -130,7 +134,7 @@ class SafetensorsFile:
         try:
             self._size = os.fstat(self._handle.fileno()).st_size
             self.header_bytes = self._read_header()
-            self.metadata, self._infos = _parse_header(path, self.header_bytes, self._size)
+            self.metadata, self._infos = parse_header(path, self.header_bytes, self._size)
         except BaseException:
             self._handle.close()
             raise
@@ -149,6 +153,9 @@ class SafetensorsFile:
     def close(self) -> None:
         """Close the file; reading afterwards raises ValueError."""
         self._handle.close()
+        if self._stream is not None:
+            os.close(self._stream)
+            self._stream = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -174,6 +181,32 @@ class SafetensorsFile:
         self._read_at(info.start, flat.data)
         return flat.view(NUMPY_DTYPES[info.dtype]).reshape(info.shape)
 
+    def read_into(self, info: TensorInfo, offset: int, target: memoryview) -> None:
+        """Fill `target` with bytes of a tensor of this file, from its byte `offset` on."""
+        if offset < 0 or offset + target.nbytes > info.nbytes:
+            raise ValueError(f"`{info.name}` has no bytes {offset} to {offset + target.nbytes}")
+        start = info.start + offset
+        if self._stream is None or target.nbytes < _STREAMED:
+            self._read_at(start, target)
+            return
+        self._read_at(start, target, self._stream)
+        if self._forgets:
+            drop_cached(self._stream, start, target.nbytes)
+
+    def read_once(self) -> None:
+        """Say that `read_into` will read the file from front to back, once.
+
+        The system then reads ahead, and drops from its cache what was read, unless most of the
+        file was cached before: what the user had there stays. Using few pages again and again
+        also takes a fraction of the processor time of filling the cache. Small reads, which may
+        lie anywhere, do not disturb the reading ahead.
+        """
+        if self._stream is not None:
+            return
+        self._stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(self._stream, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        self._forgets = cached_share(self._handle.fileno(), self._size) < 0.5
+
     def read_bytes(self, name: str) -> bytes:
         """Return the raw little-endian bytes of tensor `name`."""
         info = self.info(name)
@@ -198,10 +231,11 @@ class SafetensorsFile:
         self._read_at(8, memoryview(header))
         return bytes(header)
 
-    def _read_at(self, start: int, view: memoryview) -> None:
+    def _read_at(self, start: int, view: memoryview, stream: int | None = None) -> None:
+        descriptor = self._handle.fileno() if stream is None else stream
         done = 0
         while done < view.nbytes:
-            count = os.preadv(self._handle.fileno(), [view[done:]], start + done)
+            count = os.preadv(descriptor, [view[done:]], start + done)
             if count == 0:
                 raise _bad(self.path, f"truncated while reading: ends at byte {start + done}")
             done += count
@@ -215,9 +249,13 @@ def _bad(path: Path, message: str) -> InputError:
     )
 
 
-def _parse_header(
+def parse_header(
     path: Path, header: bytes, file_size: int
 ) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """Return metadata and tensors, in the order of their data, of a file of `file_size` bytes.
+
+    header: the JSON text without its length. InputError names `path`.
+    """
     entries = _load_json(path, header)
     metadata = _check_metadata(path, entries.pop("__metadata__", {}))
     data_start = 8 + len(header)

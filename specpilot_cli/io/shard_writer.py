@@ -6,17 +6,18 @@ for the longest header possible, and it is written last, padded with spaces.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.safetensors_stream import (
     MAX_HEADER_BYTES,
     TensorData,
     encode_header,
     header_bound,
+    tensor_nbytes,
 )
 
 TensorSpec = tuple[str, str, tuple[int, ...]]
@@ -27,23 +28,35 @@ class ShardWriter:
 
     It writes `path` in place: call it inside a folder that is not trusted yet. `longest` are
     (name, dtype, shape) of the tensors at their longest, in any order; what is added must not
-    need a longer header.
+    need a longer header. With `resume`, an existing file is compared first and kept as far as it
+    is what would be written.
+
+    After the block: `header` is the header as written, `kept` whether the file was there
+    already, byte for byte, and `size_bytes` its length.
     """
 
     def __init__(
-        self, path: Path, longest: Iterable[TensorSpec], metadata: Mapping[str, str]
+        self,
+        path: Path,
+        longest: Iterable[TensorSpec],
+        metadata: Mapping[str, str],
+        *,
+        resume: bool = False,
     ) -> None:
         self._path = path
+        self._resume = resume
         self._metadata = dict(metadata)
         self._reserved = header_bound(longest, self._metadata)
         if self._reserved > MAX_HEADER_BYTES:
             raise ValueError(f"header of {self._reserved} bytes, the limit is {MAX_HEADER_BYTES}")
         self._specs: list[TensorSpec] = []
         self.header = b""
+        self.kept = False
+        self.size_bytes = 0
 
     def __enter__(self) -> Self:
-        self._handle = self._path.open("xb")
-        self._handle.seek(self._reserved)
+        self._file = AppendFile(self._path, self._reserved, resume=self._resume)
+        self._closed_at = self._reserved
         return self
 
     def __exit__(
@@ -52,25 +65,40 @@ class ShardWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._handle:
+        try:
             if kind is None:
                 self._finish()
+        finally:
+            self._file.close()
 
     def add(self, name: str, tensor: TensorData) -> None:
         """Append one tensor."""
-        self._handle.write(tensor.memory())
-        self._specs.append((name, tensor.dtype, tensor.shape))
+        self.write(tensor.memory())
+        self.end_tensor(name, tensor.dtype, tensor.shape)
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes of a tensor that `end_tensor` will name."""
+        self._file.append(data)
+
+    def end_tensor(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        """Name the tensor whose bytes were written since the last one ended."""
+        written = self._file.position - self._closed_at
+        if written != tensor_nbytes(dtype, shape):
+            raise ValueError(f"`{name}`: {dtype} {list(shape)} cannot be {written} bytes")
+        self._closed_at = self._file.position
+        self._specs.append((name, dtype, shape))
+
+    def rewind(self) -> None:
+        """Forget what was written since the last tensor ended."""
+        self._file.rewind(self._closed_at)
 
     def _finish(self) -> None:
+        if self._file.position != self._closed_at:
+            raise ValueError(f"`{self._path.name}`: bytes that belong to no tensor")
         short = encode_header(self._specs, self._metadata)
         if len(short) > self._reserved:
             raise ValueError(f"`{self._path.name}`: the header outgrew its reserved place")
         text = short[8:].ljust(self._reserved - 8)
         self.header = len(text).to_bytes(8, "little") + text
-        end = self._handle.tell()
-        self._handle.seek(0)
-        self._handle.write(self.header)
-        # Where no tensor follows, the file must still reach its full length.
-        self._handle.truncate(max(end, self._reserved))
-        self._handle.flush()
-        os.fsync(self._handle.fileno())
+        self.size_bytes = self._file.position
+        self.kept = self._file.finish(self.header)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,28 +19,38 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.hashing import Crc32
 from specpilot_cli.io.hf_folder import CONFIG_NAME, open_hf_folder, read_exact_text
 from specpilot_cli.io.json_file import parse_json
-from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorData, array_data, byte_view
+from specpilot_cli.io.safetensors_stream import (
+    SafetensorsFile,
+    TensorInfo,
+    byte_view,
+    parse_header,
+)
 from specpilot_cli.io.validation import validate
 from specpilot_cli.schema.w12_manifest import (
     FORMAT_NAME,
     MANIFEST_NAME,
     W12Manifest,
+    W12Source,
     W12Tensor,
     self_digest,
 )
 from specpilot_kernels.w12 import codec, layout
-from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
+from specpilot_kernels.w12.encoded import MalformedW12
+from specpilot_kernels.w12.stored import Parts, from_stored, part_shapes
+from specpilot_kernels.w12.stripes import Stripe
 
 QUANT_METHOD = "w12"
 _PART_DTYPES = {
     "records": "U8",
     "window": "U8",
     "escape_ptr": "I32",
-    "escape_col": "I32",
+    "escape_at": "I32",
     "escape_bits": "U16",
 }
+_CHUNK_BYTES = 1 << 20
 _CONVERT_AGAIN = "the conversion did not finish or was edited: run `specpilot convert-w12` again"
 
 
@@ -68,6 +79,13 @@ def read_manifest(path: Path) -> W12Manifest:
             hint="give a folder with config.json and safetensors files",
         )
     file = path / MANIFEST_NAME
+    if not file.is_file() and path.name.endswith(".partial"):
+        name = path.name.removeprefix(".").removesuffix(".partial")
+        raise InputError(
+            f"`{path}` is what an interrupted conversion left, not a finished W12 folder",
+            where=str(path),
+            hint=f"continue it: `specpilot convert-w12 SRC -o {path.with_name(name)} --resume`",
+        )
     if not file.is_file():
         raise InputError(
             f"`{path}` is not a finished W12 folder: it has no `{MANIFEST_NAME}`",
@@ -101,8 +119,8 @@ def _check_versions(data: Any, file: Path) -> None:
 class W12Folder:
     """An open W12 folder whose shards hold exactly the tensors its manifest lists.
 
-    A context manager. Contents are not hashed on opening: `original` returns what the
-    files hold; comparing its sha256 with the manifest's is the caller's choice.
+    A context manager. Contents are not hashed on opening: hashing what is read is the caller's
+    choice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -116,13 +134,14 @@ class W12Folder:
                 self._shards[shard.name] = file
                 prefix = len(file.header_bytes).to_bytes(8, "little")
                 digest = hashlib.sha256(prefix + file.header_bytes).hexdigest()
-                if digest != shard.header_sha256:
+                if (digest, file.size_bytes) != (shard.header_sha256, shard.size_bytes):
                     raise InputError(
                         "the safetensors header is not the one that was converted",
                         where=str(path / shard.name),
                         hint=_CONVERT_AGAIN,
                     )
             self._check_names()
+            self._check_sources()
         except BaseException:
             self._stack.close()
             raise
@@ -142,29 +161,101 @@ class W12Folder:
         """Return a tensor that was not converted, [shape], BF16 as uint16."""
         return self._shards[tensor.shard].read_array(tensor.name)
 
-    def encoded(self, tensor: W12Tensor) -> EncodedW12:
+    def parts(self, tensor: W12Tensor) -> Parts:
         """Return the five parts of a converted tensor, not yet checked against each other."""
         file = self._shards[tensor.shard]
-        parts = {
+        return {
             part: file.read_array(tensor.name + suffix)
             for part, suffix in layout.PART_SUFFIXES.items()
         }
-        return EncodedW12(shape=tuple(tensor.shape), **parts)
 
-    def window(self, tensor: W12Tensor) -> npt.NDArray[np.uint8]:
-        """Return only the windows of a converted tensor, uint8 [channels]."""
-        suffix = layout.PART_SUFFIXES["window"]
-        return self._shards[tensor.shard].read_array(tensor.name + suffix)
+    def tensors_of(self, source: W12Source) -> list[W12Tensor]:
+        """Return the tensors of one source file, in the order of its data."""
+        return [tensor for tensor in self.manifest.tensors if tensor.source == source.name]
 
-    def original(self, tensor: W12Tensor, *, threads: int = 1) -> npt.NDArray[Any]:
+    def read_once(self) -> None:
+        """Say that every shard will be read once, see `SafetensorsFile.read_once`."""
+        for file in self._shards.values():
+            file.read_once()
+
+    def shard(self, tensor: W12Tensor) -> SafetensorsFile:
+        """Return the open file that holds `tensor`."""
+        return self._shards[tensor.shard]
+
+    def part(self, tensor: W12Tensor, part: str = "") -> TensorInfo:
+        """Return where one part of a converted tensor lies; without a part, a stored tensor."""
+        suffix = layout.PART_SUFFIXES[part] if part else ""
+        return self._shards[tensor.shard].info(tensor.name + suffix)
+
+    def window_counts(self, tensor: W12Tensor) -> npt.NDArray[np.int64]:
+        """Return how many channels of a converted tensor have each window, int64 [256]."""
+        info, counts = self.part(tensor, "window"), np.zeros(256, np.int64)
+        for start in range(0, info.nbytes, _CHUNK_BYTES):
+            window = np.empty(min(_CHUNK_BYTES, info.nbytes - start), np.uint8)
+            self._shards[tensor.shard].read_into(info, start, window.data)
+            counts += np.bincount(window, minlength=256)
+        return counts
+
+    def read_stripe(
+        self, tensor: W12Tensor, stripe: Stripe, records: npt.NDArray[np.uint8]
+    ) -> Parts:
+        """Return the parts of one stripe of a converted tensor; only its own bytes are read.
+
+        records: uint8 [row blocks, column blocks, 12288] to read into. MalformedW12 where the
+        escape pointers cannot be followed; the rest is not yet checked.
+        """
+        self._read(tensor, "records", stripe.block, records)
+        window = np.empty(stripe.rows, np.uint8)
+        self._read(tensor, "window", stripe.channel, window)
+        ptr = np.empty(stripe.blocks + 1, "<i4")
+        self._read(tensor, "escape_ptr", stripe.block, ptr)
+        first, last, escapes = int(ptr[0]), int(ptr[-1]), tensor.escapes or 0
+        most = first + stripe.rows * tensor.shape[-1]
+        if not 0 <= first <= last <= min(most, escapes):
+            raise MalformedW12(
+                f"escape_ptr runs from {first} to {last} in record rows {stripe.block} to "
+                f"{stripe.block + stripe.blocks - 1}, the escape list from 0 to {escapes}"
+            )
+        channels = self.part(tensor, "window").nbytes
+        if (stripe.channel == 0 and first != 0) or (
+            stripe.channel + stripe.rows == channels and last != escapes
+        ):
+            raise MalformedW12("escape_ptr does not cover the escape list")
+        at, bits = np.empty(last - first, "<i4"), np.empty(last - first, "<u2")
+        self._read(tensor, "escape_at", first, at)
+        self._read(tensor, "escape_bits", first, bits)
+        return {
+            "records": records, "window": window, "escape_ptr": ptr - ptr[0],
+            "escape_at": at, "escape_bits": bits,
+        }  # fmt: skip
+
+    def _read(self, tensor: W12Tensor, part: str, start: int, target: npt.NDArray[Any]) -> None:
+        """Fill `target` with the part from index `start` of its first dimension on."""
+        info = self.part(tensor, part)
+        step = target.itemsize * math.prod(target.shape[1:])
+        self._shards[tensor.shard].read_into(info, start * step, byte_view(target))
+
+    def original(
+        self, tensor: W12Tensor, *, check: bool = False, threads: int = 1
+    ) -> npt.NDArray[Any]:
         """Return a tensor as it was before the conversion, [shape], BF16 as uint16.
 
-        InputError names the tensor when its parts contradict each other.
+        InputError names the tensor when its parts contradict each other, and with `check` when
+        what is stored has not the manifest's CRC-32.
         """
         if tensor.encoding == "stored":
-            return self.stored(tensor)
+            array = self.stored(tensor)
+            digest = Crc32()
+            if check:
+                digest.update(byte_view(array))
+            if check and digest.hexdigest() != tensor.stored_crc32:
+                raise self.damaged(tensor, "its bytes are not the source's")
+            return array
+        parts = self.parts(tensor)
+        if check and parts_crc32(parts) != tensor.stored_crc32:
+            raise self.damaged(tensor, "its stored parts were altered")
         try:
-            return codec.decode(self.encoded(tensor), threads=threads)
+            return codec.decode(from_stored(tuple(tensor.shape), parts), threads=threads)
         except MalformedW12 as error:
             raise self.damaged(tensor, str(error)) from error
 
@@ -198,6 +289,23 @@ class W12Folder:
                     f"`{min(extra)}` is not in the manifest", where=str(self.path / shard_name)
                 )
 
+    def _check_sources(self) -> None:
+        """Refuse source headers that do not list exactly the manifest's tensors, in order."""
+        for source in self.manifest.sources:
+            where = self.path / MANIFEST_NAME
+            _, infos = parse_header(where, source.header.encode(), source.size_bytes)
+            listed = [(info.name, info.dtype, info.shape) for info in infos.values()]
+            ours = [
+                (tensor.name, tensor.dtype, tuple(tensor.shape))
+                for tensor in self.tensors_of(source)
+            ]
+            if listed != ours:
+                raise InputError(
+                    f"the source header of `{source.name}` lists other tensors than the manifest",
+                    where=str(where),
+                    hint=_CONVERT_AGAIN,
+                )
+
 
 def stored_specs(tensor: W12Tensor) -> list[tuple[str, str, tuple[int, ...]]]:
     """Return (name, dtype, shape) of every safetensors entry that holds `tensor`."""
@@ -211,33 +319,18 @@ def encoded_specs(
     name: str, shape: tuple[int, ...], escapes: int
 ) -> list[tuple[str, str, tuple[int, ...]]]:
     """Return (name, dtype, shape) of an encoded tensor's five parts, as hashed."""
-    matrices = shape[0] if len(shape) == 3 else 1
-    row_blocks, col_blocks = layout.grid(*shape[-2:])
-    channels = matrices * shape[-2]
-    shapes: dict[str, tuple[int, ...]] = {
-        "records": (matrices * row_blocks, col_blocks, layout.RECORD_BYTES),
-        "window": (channels,),
-        "escape_ptr": (channels + 1,),
-        "escape_col": (escapes,),
-        "escape_bits": (escapes,),
-    }
+    shapes = part_shapes(shape, escapes)
     return [
         (name + suffix, _PART_DTYPES[part], shapes[part])
         for part, suffix in layout.PART_SUFFIXES.items()
     ]
 
 
-def encoded_parts(name: str, encoded: EncodedW12) -> Iterator[tuple[str, TensorData]]:
-    """Yield (tensor name, data) of the five parts, in the order they are hashed."""
-    for part, suffix in layout.PART_SUFFIXES.items():
-        yield name + suffix, array_data(getattr(encoded, part))
-
-
-def parts_digest(encoded: EncodedW12) -> str:
-    """Return the sha256 over the five parts' bytes in the order they are hashed."""
-    digest = hashlib.sha256()
+def parts_crc32(parts: Parts) -> str:
+    """Return the CRC-32 over the five parts' bytes in the order they are hashed."""
+    digest = Crc32()
     for part in layout.PART_SUFFIXES:
-        digest.update(byte_view(getattr(encoded, part)))
+        digest.update(byte_view(parts[part]))
     return digest.hexdigest()
 
 
@@ -246,16 +339,13 @@ def read_w12_tensors(
 ) -> Iterator[tuple[str, str, npt.NDArray[Any]]]:
     """Yield (name, safetensors dtype, array [shape]) of the original checkpoint, tensor by tensor.
 
-    BF16 arrives as uint16 bit patterns; other dtypes as their numpy dtype. With `check`, each
-    tensor's sha256 is compared with the source's before it is handed out. InputError: see
+    BF16 arrives as uint16 bit patterns; other dtypes as their numpy dtype. With `check`, what is
+    stored of each tensor is compared with its CRC-32 before it is decoded. InputError: see
     `read_manifest`; a damaged tensor is named.
     """
     with W12Folder(folder) as opened:
         for tensor in opened.manifest.tensors:
-            array = opened.original(tensor, threads=threads)
-            if check and hashlib.sha256(byte_view(array)).hexdigest() != tensor.sha256:
-                raise opened.damaged(tensor, "its bytes are not the source's")
-            yield tensor.name, tensor.dtype, array
+            yield tensor.name, tensor.dtype, opened.original(tensor, check=check, threads=threads)
 
 
 def read_folder_tensors(folder: Path) -> Iterator[tuple[str, str, npt.NDArray[Any]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -32,6 +33,7 @@ def _file_name(name: str) -> str:
 
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Crc32 = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 InsidePath = Annotated[str, AfterValidator(_inside)]
 FileName = Annotated[str, AfterValidator(_file_name)]
 Natural = Annotated[int, Field(ge=0)]
@@ -40,88 +42,123 @@ Natural = Annotated[int, Field(ge=0)]
 class W12Tensor(FileModel):
     """One tensor of the source checkpoint and how this folder stores it.
 
-    `encoding`: `w12` = the five parts NAME_w12, NAME_w12_window, NAME_w12_escape_ptr, _col and
-    _bits; `stored` = the source's own bytes under the source's name. `sha256` is of the source's
-    bytes; `parts_sha256` of the five parts' bytes in the order above.
+    `encoding`: `w12` = the five parts NAME_w12, NAME_w12_window, NAME_w12_escape_ptr, _at and
+    _bits; `stored` = the source's own bytes under the source's name. `source` and `shard` are
+    the safetensors files of the source and of this folder that hold it.
+
+    `source_prefix_sha256` is of the source file from its first byte to this tensor's last: the
+    first tensor where it differs is the one with a wrong bit. `stored_crc32` is of what this
+    folder stores, the five parts' bytes in the order above or the source's own: a quick check
+    of one tensor alone.
     """
 
     name: str
     encoding: Literal["w12", "stored"]
     dtype: str
     shape: list[Natural]
+    source: FileName
     shard: FileName
-    sha256: Sha256
-    parts_sha256: Sha256 | None = None
+    source_prefix_sha256: Sha256
+    stored_crc32: Crc32
     escapes: Natural | None = None
     reason: str | None = None
 
     @model_validator(mode="after")
-    def _parts_and_reason(self) -> W12Tensor:
+    def _escapes_and_reason(self) -> W12Tensor:
         if self.encoding == "w12":
-            if self.parts_sha256 is None or self.escapes is None:
-                raise ValueError("a w12 tensor needs parts_sha256 and escapes")
+            if self.escapes is None:
+                raise ValueError("a w12 tensor needs the number of its escapes")
             if self.dtype != "BF16" or len(self.shape) not in (2, 3):
                 raise ValueError("a w12 tensor is a BF16 matrix or a stack of them")
+            if 0 in self.shape:
+                raise ValueError("a w12 tensor has elements")
         elif self.reason is None:
             raise ValueError("a stored tensor needs the reason")
         return self
 
 
-class W12Shard(FileModel):
-    """One safetensors file, under the same name in the source and in this folder.
+class W12Source(FileModel):
+    """A safetensors file of the source checkpoint: what is needed to write it again.
 
-    `source_header` is the source's JSON header text, byte for byte; `source_sha256` is of the
-    whole source file; `header_sha256` is of this folder's header (length prefix and JSON).
+    `header` is its JSON header text, byte for byte; `sha256` is of the whole file.
     """
 
     name: FileName
-    source_sha256: Sha256
-    source_bytes: Natural
-    source_header: str
+    sha256: Sha256
+    size_bytes: Natural
+    header: str
+
+
+class W12Shard(FileModel):
+    """A safetensors file of this folder; `header_sha256` is of length prefix and JSON header."""
+
+    name: FileName
+    size_bytes: Natural
     header_sha256: Sha256
 
 
 class W12File(FileModel):
-    """A file of this folder that holds no tensors."""
+    """A file of this folder that holds no tensors; `carried`: as it is in the source."""
 
     path: InsidePath
     sha256: Sha256
+    carried: bool
+
+
+class HubSource(FileModel):
+    """A model repository on the Hugging Face Hub at one commit."""
+
+    repo: str
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
 class W12Manifest(FileModel):
     """The whole manifest. `self_sha256` is of the document itself with that value empty.
 
     `source_texts` are the files that conversion rewrites (config.json and the index), as they
-    were. `files` are the others of this folder, the rewritten ones included.
+    were. `source_hub` is left out where the source was no snapshot of a hub repository.
+    `tensors` are in the order of `sources` and, in each, of its data; `shards` divide the same
+    sequence. `files` are the other files of this folder.
     """
 
     format: Literal["specpilot-w12"]
     version: int
     layout: int
     source_name: str
+    source_hub: HubSource | None = None
     source_texts: dict[FileName, str]
+    sources: list[W12Source]
     shards: list[W12Shard]
     tensors: list[W12Tensor]
     files: list[W12File]
     self_sha256: str
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> W12Manifest:
+    def _names_are_consistent(self) -> W12Manifest:
         for kind, names in (
             ("tensor", [tensor.name for tensor in self.tensors]),
+            ("source", [source.name for source in self.sources]),
             ("shard", [shard.name for shard in self.shards]),
             ("file", [file.path for file in self.files]),
         ):
             if len(set(names)) != len(names):
                 raise ValueError(f"a {kind} is listed twice")
-        unknown = {t.shard for t in self.tensors} - {shard.name for shard in self.shards}
-        if unknown:
-            raise ValueError(f"tensors lie in a shard that is not listed: {sorted(unknown)[0]}")
+        for kind, used, listed in (
+            ("source", [t.source for t in self.tensors], [s.name for s in self.sources]),
+            ("shard", [t.shard for t in self.tensors], [s.name for s in self.shards]),
+        ):
+            place = {name: number for number, name in enumerate(listed)}
+            unknown = next((name for name in used if name not in place), None)
+            if unknown is not None:
+                raise ValueError(f"tensors lie in a {kind} that is not listed: {unknown}")
+            if any(place[one] > place[next_] for one, next_ in pairwise(used)):
+                raise ValueError(f"the tensors are not in the order of the {kind}s")
         return self
 
     def text(self) -> str:
         """The document as it is written, in the one form that `self_sha256` is computed over."""
-        return document_text(self.model_dump(mode="json"))
+        without = {"source_hub"} if self.source_hub is None else None
+        return document_text(self.model_dump(mode="json", exclude=without))
 
 
 def document_text(data: dict[str, Any]) -> str:

@@ -99,6 +99,6 @@ def test_wheel_declares_the_command_and_the_extras(wheel: zipfile.ZipFile) -> No
     (metadata,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
     text = wheel.read(metadata).decode()
     assert {line.split(": ")[1] for line in text.splitlines() if "Provides-Extra" in line} == {
-        "gpu", "report", "sglang", "test", "torch",
+        "gpu", "hub", "report", "sglang", "test", "torch",
     }  # fmt: skip
     assert "License-Expression: Apache-2.0" in text

@@ -259,3 +259,37 @@ def unpack_rows(records, window, ptr, escape_col, escape_bits, bits):  # type: i
             _join(view[r], low[r], window[row], bits[row])
             for index in range(ptr[row], ptr[row + 1]):
                 bits[row, escape_col[index]] = escape_bits[index]
+
+
+@_compiled
+def rows_match(records, window, ptr, escape_col, escape_bits, bits):  # type: ignore[no-untyped-def]
+    """Decode as `unpack_rows` does, a row at a time, and return whether it equals `bits`."""
+    rows, blocks = bits.shape[0], records.shape[1]
+    view = np.empty((_WARP_ROWS, blocks * _COLS), dtype=np.uint8)
+    low = np.empty((_WARP_ROWS, blocks * _COLS), dtype=np.uint8)
+    view64, low64 = view.reshape(-1).view(np.uint64), low.reshape(-1).view(np.uint64)
+    quads, words = records.view(np.uint64), records.view(np.uint32)
+    decoded = np.empty(bits.shape[1], dtype=np.uint16)
+    for group in range(-(-rows // _WARP_ROWS)):
+        for block in range(blocks):
+            _gather(
+                quads[group // _WARPS, block], words[group // _WARPS, block], group % _WARPS,
+                view64, low64, blocks * 8, block * 8,
+            )  # fmt: skip
+        for r in range(min(_WARP_ROWS, rows - group * _WARP_ROWS)):
+            row = group * _WARP_ROWS + r
+            _join(view[r], low[r], window[row], decoded)
+            for index in range(ptr[row], ptr[row + 1]):
+                decoded[escape_col[index]] = escape_bits[index]
+            if _differ(decoded, bits[row]):
+                return False
+    return True
+
+
+@_compiled
+def _differ(one, other):  # type: ignore[no-untyped-def]
+    """Return the bits in which two uint16 [n] differ anywhere; without a branch per weight."""
+    found = np.uint16(0)
+    for col in range(one.shape[0]):
+        found |= np.uint16(one[col] ^ other[col])
+    return found

@@ -1,28 +1,29 @@
 """The fast W12 codec on the CPU: the bytes of `reference`, compiled and on several threads.
 
-Threads take ranges of row blocks, never parts of a record, so the result does not depend on
-their number.
+Threads take stripes, never parts of a record, so the result does not depend on their number.
+`CpuCodec` works on one stripe at a time, for callers that never hold a whole tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_kernels.w12 import _cpu, layout
 from specpilot_kernels.w12.encoded import EncodedW12, matrix_stack
+from specpilot_kernels.w12.stripes import STRIPE_WEIGHTS, Stripe, stripes
 
 Bits = npt.NDArray[np.uint16]
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Weights per task: enough to hide the cost of a task, few enough to balance the threads.
-_TASK_WEIGHTS = 1 << 21
+_TASK_WEIGHTS = STRIPE_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ class Survey:
     @property
     def nbytes(self) -> int:
         """Bytes the encoded tensor would take."""
-        matrices = self.shape[0] if len(self.shape) == 3 else 1
-        return layout.encoded_nbytes(*self.shape[-2:], self.escapes, matrices=matrices)
+        return layout.encoded_tensor_nbytes(self.shape, self.escapes)
 
     @property
     def raw_nbytes(self) -> int:
@@ -63,14 +63,15 @@ def survey(bits: Bits, *, threads: int = 1) -> Survey:
 
     ValueError for another dtype or rank.
     """
-    flat = _rows_of(bits)
+    flat = _channels_of(bits)
     window = np.empty(flat.shape[0], dtype=np.uint8)
     counts = np.empty(flat.shape[0], dtype=np.int64)
 
-    def work(rows: slice) -> None:
+    def work(stripe: Stripe) -> None:
+        rows = _rows(stripe)
         _cpu.survey_rows(flat[rows], window[rows], counts[rows])
 
-    _run(work, list(_row_ranges(*flat.shape)), threads)
+    _run(work, _tasks(bits.shape), threads)
     return Survey(bits.shape, window, counts)
 
 
@@ -81,115 +82,129 @@ def encode(bits: Bits, *, threads: int = 1, surveyed: Survey | None = None) -> E
     for another dtype or rank, or for more escapes than a 4-byte pointer counts.
     """
     found = surveyed or survey(bits, threads=threads)
-    stack = np.ascontiguousarray(matrix_stack(bits))
-    matrices, rows, cols = stack.shape
-    if found.escapes > layout.MAX_ESCAPES:
-        raise ValueError(f"{found.escapes} escapes, the format holds {layout.MAX_ESCAPES}")
-    ptr = np.zeros(matrices * rows + 1, dtype=np.int32)
-    np.cumsum(found.escape_counts, out=ptr[1:])
-    row_blocks, col_blocks = layout.grid(rows, cols)
-    encoded = EncodedW12(
-        shape=bits.shape,
-        records=np.empty((matrices * row_blocks, col_blocks, layout.RECORD_BYTES), np.uint8),
-        window=found.window,
-        escape_ptr=ptr,
-        escape_col=np.empty(found.escapes, np.int32),
-        escape_bits=np.empty(found.escapes, np.uint16),
-    )
+    flat = _channels_of(bits)
+    matrices = bits.shape[0] if bits.ndim == 3 else 1
+    row_blocks, col_blocks = layout.grid(*bits.shape[-2:])
+    records = np.empty((matrices * row_blocks, col_blocks, layout.RECORD_BYTES), np.uint8)
+    encoded = _container(found, records)
 
-    def work(part: _Part) -> None:
-        channels = part.channels(rows)
-        _cpu.pack_rows(
-            stack[part.matrix, part.rows],
-            encoded.window[channels],
-            ptr[channels],
-            encoded.records[part.blocks(row_blocks)],
-            encoded.escape_col,
-            encoded.escape_bits,
-        )
+    def work(stripe: Stripe) -> None:
+        _pack(flat, encoded, stripe)
 
-    _run(work, list(_parts(matrices, rows, cols)), threads)
+    _run(work, _tasks(bits.shape), threads)
     return encoded
 
 
 def decode(encoded: EncodedW12, *, threads: int = 1) -> Bits:
     """Return the BF16 patterns uint16 [shape]; MalformedW12 if the parts do not fit together."""
     encoded.check()
-    stack = np.empty((encoded.matrices, encoded.rows, encoded.cols), dtype=np.uint16)
+    flat = np.empty((encoded.matrices * encoded.rows, encoded.cols), dtype=np.uint16)
 
-    def work(part: _Part) -> None:
-        _unpack(encoded, part, stack[part.matrix, part.rows])
+    def work(stripe: Stripe) -> None:
+        _cpu.unpack_rows(*_parts(encoded, stripe), flat[_rows(stripe)])
 
-    _run(work, list(_parts(*stack.shape)), threads)
-    return stack.reshape(encoded.shape)
+    _run(work, _tasks(encoded.shape), threads)
+    return flat.reshape(encoded.shape)
 
 
 def matches(bits: Bits, encoded: EncodedW12, *, threads: int = 1) -> bool:
     """Return whether `encoded` decodes to exactly the 16-bit patterns of `bits`.
 
-    Decodes part by part, so no second copy of the tensor is made. MalformedW12 as in `decode`.
+    Decodes row by row, so no second copy of the tensor is made. MalformedW12 as in `decode`.
     """
     encoded.check()
     if bits.shape != encoded.shape:
         return False
-    stack = matrix_stack(bits)
+    flat = _channels_of(bits)
 
-    def work(part: _Part) -> bool:
-        expected = stack[part.matrix, part.rows]
-        actual = np.empty(expected.shape, dtype=np.uint16)
-        _unpack(encoded, part, actual)
-        return np.array_equal(actual, expected)
+    def work(stripe: Stripe) -> bool:
+        return bool(_cpu.rows_match(*_parts(encoded, stripe), flat[_rows(stripe)]))
 
-    return all(_run(work, list(_parts(*stack.shape)), threads))
+    return all(_run(work, _tasks(encoded.shape), threads))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A range of rows of one matrix that begins and ends with a record."""
+class CpuCodec:
+    """The `StripeCodec` of this module: one thread per call, no state."""
 
-    matrix: int
-    rows: slice
+    def survey_stripe(self, bits: Bits) -> Survey:
+        """See `StripeCodec`."""
+        return survey(bits)
 
-    def channels(self, rows_per_matrix: int) -> slice:
-        base = self.matrix * rows_per_matrix
-        return slice(base + self.rows.start, base + self.rows.stop)
+    def encode_stripe(
+        self, bits: Bits, records: npt.NDArray[np.uint8], *, max_escapes: int
+    ) -> EncodedW12 | None:
+        """See `StripeCodec`."""
+        found = survey(bits)
+        if found.escapes > max_escapes:
+            return None
+        encoded = _container(found, records)
+        _pack(bits, encoded, Stripe(0, bits.shape[0], 0, records.shape[0]))
+        return encoded
 
-    def blocks(self, blocks_per_matrix: int) -> slice:
-        base = self.matrix * blocks_per_matrix
-        return slice(
-            base + self.rows.start // layout.RECORD_ROWS,
-            base + -(-self.rows.stop // layout.RECORD_ROWS),
-        )
+    def matches_stripe(self, bits: Bits, encoded: EncodedW12) -> bool:
+        """See `StripeCodec`."""
+        return matches(bits, encoded)
+
+    def decode_stripe(self, encoded: EncodedW12, bits: Bits) -> None:
+        """See `StripeCodec`."""
+        encoded.check()
+        everything = Stripe(0, encoded.rows, 0, encoded.records.shape[0])
+        _cpu.unpack_rows(*_parts(encoded, everything), bits)
 
 
-def _unpack(encoded: EncodedW12, part: _Part, target: Bits) -> None:
-    channels = part.channels(encoded.rows)
-    _cpu.unpack_rows(
-        encoded.records[part.blocks(layout.grid(encoded.rows, encoded.cols)[0])],
-        encoded.window[channels],
-        encoded.escape_ptr[channels.start : channels.stop + 1],
-        encoded.escape_col,
-        encoded.escape_bits,
-        target,
+def _container(found: Survey, records: npt.NDArray[np.uint8]) -> EncodedW12:
+    """Return the encoding of what was surveyed, with everything but the windows still to fill."""
+    if found.escapes > layout.MAX_ESCAPES:
+        raise ValueError(f"{found.escapes} escapes, the format holds {layout.MAX_ESCAPES}")
+    ptr = np.zeros(found.window.size + 1, dtype=np.int32)
+    np.cumsum(found.escape_counts, out=ptr[1:])
+    return EncodedW12(
+        shape=found.shape,
+        records=records,
+        window=found.window,
+        escape_ptr=ptr,
+        escape_col=np.empty(found.escapes, np.int32),
+        escape_bits=np.empty(found.escapes, np.uint16),
     )
 
 
-def _rows_of(bits: Bits) -> Bits:
+def _pack(flat: Bits, encoded: EncodedW12, stripe: Stripe) -> None:
+    """Encode one stripe of `flat` [channels, cols]."""
+    rows = _rows(stripe)
+    _cpu.pack_rows(
+        flat[rows],
+        encoded.window[rows],
+        encoded.escape_ptr[rows],
+        encoded.records[stripe.block : stripe.block + stripe.blocks],
+        encoded.escape_col,
+        encoded.escape_bits,
+    )
+
+
+def _parts(encoded: EncodedW12, stripe: Stripe) -> tuple[npt.NDArray[Any], ...]:
+    """Return what decoding one stripe needs, in the order in which `_cpu` takes it."""
+    rows = _rows(stripe)
+    return (
+        encoded.records[stripe.block : stripe.block + stripe.blocks],
+        encoded.window[rows],
+        encoded.escape_ptr[rows.start : rows.stop + 1],
+        encoded.escape_col,
+        encoded.escape_bits,
+    )
+
+
+def _channels_of(bits: Bits) -> Bits:
+    """Return `bits` as [channels, cols], copied only where it is not contiguous."""
     stack = np.ascontiguousarray(matrix_stack(bits))
     return stack.reshape(stack.shape[0] * stack.shape[1], stack.shape[2])
 
 
-def _row_ranges(rows: int, cols: int) -> Iterator[slice]:
-    blocks = max(1, _TASK_WEIGHTS // max(1, cols * layout.RECORD_ROWS))
-    step = blocks * layout.RECORD_ROWS
-    for start in range(0, rows, step):
-        yield slice(start, min(rows, start + step))
+def _rows(stripe: Stripe) -> slice:
+    return slice(stripe.channel, stripe.channel + stripe.rows)
 
 
-def _parts(matrices: int, rows: int, cols: int) -> Iterator[_Part]:
-    for matrix in range(matrices):
-        for rows_range in _row_ranges(rows, cols):
-            yield _Part(matrix, rows_range)
+def _tasks(shape: tuple[int, ...]) -> list[Stripe]:
+    return list(stripes(shape, weights=_TASK_WEIGHTS))
 
 
 def _run(work: Callable[[T], R], items: list[T], threads: int) -> list[R]:

@@ -18,6 +18,7 @@ class MalformedW12(ValueError):
 class EncodedW12:
     """One encoded tensor: a matrix, or a stack of equal matrices such as MoE experts.
 
+    This is the form that codecs and kernels work on; `stored` has the one that folders hold.
     channels = matrices x rows; a record never spans two matrices of a stack.
 
     shape: (rows, cols) or (matrices, rows, cols) of the BF16 tensor.
@@ -57,12 +58,12 @@ class EncodedW12:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all five parts."""
+        """Bytes of the stored form, see `layout.encoded_nbytes`."""
         return layout.encoded_nbytes(self.rows, self.cols, self.escapes, matrices=self.matrices)
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of all five parts per weight of the original tensor; ZeroDivisionError if empty."""
+        """Stored bits per weight of the original tensor; ZeroDivisionError if empty."""
         return self.nbytes * 8 / (self.matrices * self.rows * self.cols)
 
     def check(self) -> None:

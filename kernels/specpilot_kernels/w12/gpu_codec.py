@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specpilot_kernels.w12.device import DeviceW12
 
 __all__ = [
-    "GpuError", "GpuMemoryError", "GpuUnavailable",
+    "GpuError", "GpuMemoryError", "GpuStripeCodec", "GpuUnavailable",
     "decode", "encode", "matches", "require_gpu", "survey",
 ]  # fmt: skip
 
@@ -115,6 +115,40 @@ def matches(bits: Bits, encoded: EncodedW12, *, threads: int = 1) -> bool:
         return not int(device.compare(_to_device(bits), _parts_to_device(encoded)).item())
 
 
+class GpuStripeCodec:
+    """The `StripeCodec` of this module, on the current GPU. `require_gpu` says if there is one."""
+
+    def survey_stripe(self, bits: Bits) -> Survey:
+        """See `StripeCodec`."""
+        return survey(bits)
+
+    def encode_stripe(
+        self, bits: Bits, records: npt.NDArray[np.uint8], *, max_escapes: int
+    ) -> EncodedW12 | None:
+        """See `StripeCodec`."""
+        with _gpu():
+            parts = _encode(bits)
+            if parts.escape_bits.numel() > max_escapes:
+                return None
+            _to_host(parts.records, records)
+            small = (_to_host(getattr(parts, name)) for name in _PARTS[1:])
+            return EncodedW12(bits.shape, records, *small)
+
+    def matches_stripe(self, bits: Bits, encoded: EncodedW12) -> bool:
+        """See `StripeCodec`. Both are sent to the GPU: what is judged lies in host memory."""
+        return matches(bits, encoded)
+
+    def decode_stripe(self, encoded: EncodedW12, bits: Bits) -> None:
+        """See `StripeCodec`."""
+        encoded.check()
+        with _gpu():
+            import torch
+
+            from specpilot_kernels.w12 import device
+
+            _to_host(device.decode(_parts_to_device(encoded)).view(torch.uint16), bits)
+
+
 def _encode(bits: Bits) -> DeviceW12:
     matrix_stack(bits)
     from specpilot_kernels.w12 import device
@@ -171,11 +205,19 @@ def _to_device(array: Array) -> torch.Tensor:
     return target
 
 
-def _to_host(tensor: torch.Tensor) -> Array:
-    """Copy a tensor to a new array, piece by piece; waits until it is there."""
+def _to_host(tensor: torch.Tensor, out: Array | None = None) -> Array:
+    """Copy a tensor to `out` or a new array, piece by piece; waits until it is there.
+
+    out: contiguous, of the tensor's shape and dtype.
+    """
     import torch
 
-    result = np.empty(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+    dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
+    result = np.empty(tuple(tensor.shape), dtype) if out is None else out
+    if (result.shape, result.dtype) != (tuple(tensor.shape), dtype):
+        raise ValueError(
+            f"{dtype} {list(tensor.shape)} does not fit {result.dtype} {list(result.shape)}"
+        )
     if not result.size:
         return result
     target = result.reshape(-1).view(np.uint8)

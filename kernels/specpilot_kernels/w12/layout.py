@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Final
 
 LAYOUT: Final = 1
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""Of the folder and its manifest; 1 had other hashes and was never published."""
 
 RECORD_ROWS: Final = 128
 RECORD_COLS: Final = 64
@@ -41,15 +42,23 @@ PLACEHOLDER: Final = 0
 
 WINDOW_BYTES_PER_ROW: Final = 1
 ESCAPE_PTR_BYTES: Final = 4
-ESCAPE_COL_BYTES: Final = 4
+ESCAPE_AT_BYTES: Final = 4
 ESCAPE_BITS_BYTES: Final = 2
+ESCAPE_BYTES: Final = ESCAPE_AT_BYTES + ESCAPE_BITS_BYTES
 MAX_ESCAPES: Final = 2**31 - 1
+
+ESCAPE_COL_BITS: Final = 24
+"""Of an escape's stored place: the column below, the channel within the record row above.
+Seven bits of channel leave the sign bit of an int32 clear."""
+
+MAX_COLS: Final = 1 << ESCAPE_COL_BITS
+"""The most inputs a matrix may have."""
 
 PART_SUFFIXES: Final = {
     "records": "_w12",
     "window": "_w12_window",
     "escape_ptr": "_w12_escape_ptr",
-    "escape_col": "_w12_escape_col",
+    "escape_at": "_w12_escape_at",
     "escape_bits": "_w12_escape_bits",
 }
 """Part of an encoded tensor -> suffix of the checkpoint tensor that holds it, in hashing order."""
@@ -113,22 +122,33 @@ def low_offset(row: int, col: int) -> tuple[int, int]:
     return VIEW_BYTES + half * 2048 + thread * 16 + step * 4 + element % 4, element // 4 * 4
 
 
+def escape_at(channel: int, col: int) -> int:
+    """Return the stored place of an escape: column and channel within the record row, 0..127."""
+    return channel << ESCAPE_COL_BITS | col
+
+
 def grid(rows: int, cols: int) -> tuple[int, int]:
     """Return how many records cover a matrix: (row blocks, column blocks)."""
     return -(-rows // RECORD_ROWS), -(-cols // RECORD_COLS)
 
 
 def encoded_nbytes(rows: int, cols: int, escapes: int, *, matrices: int = 1) -> int:
-    """Return the bytes of an encoded stack of `matrices` matrices [rows, cols].
+    """Return the stored bytes of an encoded stack of `matrices` matrices [rows, cols].
 
-    Records, one window byte per channel, 4-byte escape row pointers (channels + 1) and six
-    bytes per escape. File headers are not counted.
+    Records, one window byte per channel, 4-byte escape pointers (record rows + 1) and six bytes
+    per escape. File headers are not counted.
     """
     row_blocks, col_blocks = grid(rows, cols)
-    channels = matrices * rows
+    record_rows = matrices * row_blocks
     return (
-        matrices * row_blocks * col_blocks * RECORD_BYTES
-        + channels * WINDOW_BYTES_PER_ROW
-        + (channels + 1) * ESCAPE_PTR_BYTES
-        + escapes * (ESCAPE_COL_BYTES + ESCAPE_BITS_BYTES)
+        record_rows * col_blocks * RECORD_BYTES
+        + matrices * rows * WINDOW_BYTES_PER_ROW
+        + (record_rows + 1) * ESCAPE_PTR_BYTES
+        + escapes * ESCAPE_BYTES
     )
+
+
+def encoded_tensor_nbytes(shape: tuple[int, ...], escapes: int) -> int:
+    """Return `encoded_nbytes` of a tensor [rows, cols] or [matrices, rows, cols]."""
+    rows, cols = shape[-2:]
+    return encoded_nbytes(rows, cols, escapes, matrices=shape[0] if len(shape) == 3 else 1)

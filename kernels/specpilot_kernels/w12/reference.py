@@ -90,6 +90,19 @@ def decode(encoded: EncodedW12) -> Bits:
     return by_channel.reshape(encoded.shape)
 
 
+def stored_escapes(encoded: EncodedW12) -> tuple[list[int], list[int]]:
+    """Return what a folder stores as escape_ptr and escape_at, see `stored`."""
+    ptr, at = [0], []
+    for matrix in range(encoded.matrices):
+        for start in range(0, encoded.rows, layout.RECORD_ROWS):
+            for row in range(start, min(start + layout.RECORD_ROWS, encoded.rows)):
+                channel = matrix * encoded.rows + row
+                for escape in range(encoded.escape_ptr[channel], encoded.escape_ptr[channel + 1]):
+                    at.append(layout.escape_at(row - start, int(encoded.escape_col[escape])))
+            ptr.append(len(at))
+    return ptr, at
+
+
 def _pack(bits: Bits, window: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return records [row blocks, column blocks, 12288] of in-window `bits` [rows, cols]."""
     offset = ((bits >> 7) & 0xFF) - window.astype(np.uint16)[:, np.newaxis]

@@ -51,6 +51,26 @@ def test_convert_verify_inspect_restore(
     assert digests(back) == digests(source)
 
 
+def test_inspect_writes_a_page_and_refuses_another_form(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "convert-w12", make_checkpoint(), "-o", tmp_path / "w12")
+    page = tmp_path / "weights.html"
+    assert run(capsys, "w12", "inspect", tmp_path / "w12", "--report", page)[0] == 0
+    text = page.read_text(encoding="utf-8")
+    assert "12-bit floor" in text
+    assert "model.layers.0.mlp.experts.gate_up_proj" in text
+    assert "embedding table" in text
+    code, result = run_json(capsys, "w12", "inspect", tmp_path / "w12")
+    rows = {row["name"]: row for row in result["results"]["tensors"]}
+    spread = rows["model.layers.0.self_attn.q_proj.weight"]["windows"]
+    assert (spread["channels"], spread["zero_channels"]) == (380, 1)
+    assert 90 < spread["least"] <= spread["median"] <= spread["greatest"] < 120
+    code, _, err = run(capsys, "w12", "inspect", tmp_path / "w12", "-o", tmp_path / "x.pdf")
+    assert code == 2
+    assert "unknown format" in err
+
+
 def test_dry_run_writes_nothing_and_says_why_tensors_stay(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,6 +81,63 @@ def test_dry_run_writes_nothing_and_says_why_tensors_stay(
     assert "4 x 128 is padded" in out
     assert "nothing was written" in out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_dry_run_says_what_disk_is_needed_and_free(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_checkpoint()
+    code, result = run_json(capsys, "convert-w12", source, "--dry-run", "-o", tmp_path / "w12")
+    assert code == 0
+    found = result["results"]
+    assert (found["dry_run"], found["out"], result["verdict"]) == (True, None, None)
+    run(capsys, "convert-w12", source, "-o", tmp_path / "w12")
+    written = sum(file.stat().st_size for file in (tmp_path / "w12").rglob("*"))
+    assert written < found["disk_needed_bytes"] < written + (70 << 20)
+    assert found["disk_free_bytes"] > 0
+    code, out, _ = run(capsys, "convert-w12", source, "--dry-run", "-o", tmp_path / "other")
+    assert "disk needed" in out
+    assert "free at" in out
+
+
+def test_resume_of_a_finished_folder_says_so(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("convert-w12", make_checkpoint(), "-o", tmp_path / "w12", "--resume")
+    code, result = run_json(capsys, *words)
+    assert (code, result["results"]["found_finished"]) == (0, False)
+    before = digests(tmp_path / "w12")
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert "nothing was left to do" in out
+    code, again = run_json(capsys, *words)
+    assert (code, again["verdict"]) == (0, "identical")
+    assert again["results"]["tensors"] == result["results"]["tensors"]
+    assert again["results"]["found_finished"]
+    assert digests(tmp_path / "w12") == before
+    code, _, err = run(capsys, *words, "--exclude", "lm_head")
+    assert code == 2
+    assert "another conversion" in err
+
+
+def test_shard_size_is_read_with_its_unit(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_checkpoint()
+    words = ("convert-w12", source, "-o", tmp_path / "w12", "--shard-size")
+    assert run(capsys, *words, "200kB")[0] == 0
+    assert len(list((tmp_path / "w12").glob("*.safetensors"))) == 4
+    for wrong in ("5 parsec", "0"):
+        code, _, _ = run(capsys, *words, wrong)
+        assert code == 2
+
+
+def test_other_dtypes_are_said_aloud(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = run(capsys, "convert-w12", make_checkpoint(), "-o", tmp_path / "w12")
+    assert "F16: W12 holds BF16 weights only, carried over untouched" in out
+    assert "F32: W12 holds BF16 weights only, carried over untouched" in out
 
 
 def test_mismatch_is_exit_1_and_names_the_tensor(
@@ -154,13 +231,3 @@ def test_out_is_the_folder_and_report_the_result(
     code, _, err = run(capsys, *words, "--report", report)
     assert code == 2
     assert "--report" in err
-
-
-def test_gpu_encoder_is_missing_and_said_so(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("convert-w12", make_checkpoint(), "-o", tmp_path / "w12", "--device", "cuda")
-    code, _, err = run(capsys, *words)
-    assert code == 3
-    assert "no W12 encoder for the GPU" in err
-    assert not (tmp_path / "w12").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,12 @@ from specpilot_cli.convert_w12.restore import restore_folder
 from specpilot_cli.convert_w12.verify import Verification, verify_folder
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, bf16_data, write_safetensors
-from specpilot_cli.io.w12_folder import read_folder_tensors, read_w12_tensors
+from specpilot_cli.io.w12_folder import (
+    W12Folder,
+    parts_crc32,
+    read_folder_tensors,
+    read_w12_tensors,
+)
 from specpilot_cli.schema.w12_manifest import MANIFEST_NAME, W12Manifest, sealed
 from specpilot_kernels.w12 import layout
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, weights
@@ -204,9 +210,9 @@ def test_stray_safetensors_is_refused_and_other_files_are_noted(packed: Path) ->
 @pytest.mark.parametrize("key", ["version", "layout"])
 def test_unknown_format_number_is_named(key: str, packed: Path) -> None:
     data = json.loads((packed / MANIFEST_NAME).read_text(encoding="utf-8"))
-    data[key] = 2
+    data[key] = 99
     (packed / MANIFEST_NAME).write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(InputError, match=f"W12 {key} 2 is unknown"):
+    with pytest.raises(InputError, match=f"W12 {key} 99 is unknown"):
         verify_folder(packed)
 
 
@@ -231,3 +237,81 @@ def test_well_formed_lie_about_escapes_is_refused(packed: Path) -> None:
     (packed / MANIFEST_NAME).write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match="the manifest says"):
         verify_folder(packed)
+
+
+def reseal(folder: Path, **changes: object) -> None:
+    """Change a manifest and give it the right hash of itself."""
+    manifest = W12Manifest.model_validate_json((folder / MANIFEST_NAME).read_bytes())
+    text = sealed(manifest.model_copy(update=changes)).text()
+    (folder / MANIFEST_NAME).write_bytes(text.encode())
+
+
+def read(folder: Path) -> W12Manifest:
+    return W12Manifest.model_validate_json((folder / MANIFEST_NAME).read_bytes())
+
+
+def test_every_damaged_tensor_is_named(packed: Path) -> None:
+    names = ["model.layers.0.self_attn.q_proj.weight", "half", "lm_head.weight"]
+    with SafetensorsFile(packed / "model.safetensors") as file:
+        stored = {owner(name): file.info(name) for name in file.names if "_w12_" not in name}
+    for name in names:
+        flip(packed / "model.safetensors", stored[name].start + 3, 1)
+    found = verify_folder(packed)
+    assert {problem.name for problem in found.problems} == set(names)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+def test_wrong_weight_with_a_matching_crc_is_named(name: str, packed: Path, tmp_path: Path) -> None:
+    """Whoever changes a weight and its CRC-32 still meets the source's sha256."""
+    shard = packed / "model.safetensors"
+    manifest = read(packed)
+    tensor = next(tensor for tensor in manifest.tensors if tensor.name == name)
+    stored = name + "_w12" if tensor.encoding == "w12" else name
+    with SafetensorsFile(shard) as file:
+        flip(shard, file.info(stored).start, 0x80)
+    with W12Folder(packed) as opened:
+        if tensor.encoding == "w12":
+            crc32 = parts_crc32(opened.parts(tensor))
+        else:
+            crc32 = f"{zlib.crc32(opened.stored(tensor).tobytes()):08x}"
+    changed = [
+        t.model_copy(update={"stored_crc32": crc32}) if t is tensor else t for t in manifest.tensors
+    ]
+    reseal(packed, tensors=changed)
+    (problem,) = verify_folder(packed).problems
+    assert (problem.name, problem.what) == (name, "its bytes are not the source's")
+    with pytest.raises(InputError, match=f"`{name}` is damaged"):
+        restore_folder(packed, tmp_path / "back")
+
+
+def test_damaged_padding_is_named_though_the_weights_are_right(packed: Path) -> None:
+    """The last byte of 380 x 250 weights' records belongs to no weight."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with SafetensorsFile(packed / "model.safetensors") as file:
+        info = file.info(name + "_w12")
+    flip(packed / "model.safetensors", info.start + info.nbytes - 1, 1)
+    (problem,) = verify_folder(packed).problems
+    assert (problem.name, problem.what) == (name, "the stored parts were altered")
+
+
+@pytest.mark.parametrize("what", ["sha256", "size_bytes", "header", "last prefix", "order"])
+def test_what_restore_relies_on_is_verified(what: str, packed: Path, tmp_path: Path) -> None:
+    """Each change is consistent with itself, so only decoding everything can find it."""
+    manifest = read(packed)
+    (source,), tensors = manifest.sources, list(manifest.tensors)
+    if what == "sha256":
+        source = source.model_copy(update={"sha256": "0" * 64})
+    elif what == "size_bytes":
+        source = source.model_copy(update={"size_bytes": source.size_bytes + 8})
+    elif what == "header":
+        source = source.model_copy(update={"header": source.header.replace('"pt"', '"tf"')})
+    elif what == "last prefix":
+        tensors[-1] = tensors[-1].model_copy(update={"source_prefix_sha256": "0" * 64})
+    else:
+        tensors[0], tensors[1] = tensors[1], tensors[0]
+    reseal(packed, sources=[source], tensors=tensors)
+    found = outcome(packed)
+    assert isinstance(found, InputError) or found.verdict == "mismatch"
+    with pytest.raises(InputError):
+        restore_folder(packed, tmp_path / "back")
+    assert not (tmp_path / "back").exists()

@@ -82,7 +82,7 @@ def test_other_libraries_open_the_folder(make_checkpoint: MakeCheckpoint, tmp_pa
         "model.layers.0.mlp.gate.weight",
         "nothing.weight",
     ]
-    assert quantization == {"quant_method": "w12", "version": 1, "layout": 1}
+    assert quantization == {"quant_method": "w12", "version": 2, "layout": 1}
 
 
 def test_int32_parts_are_aligned_whatever_the_windows(

@@ -22,7 +22,9 @@ from specpilot_cli.convert_w12.verify import verify_folder
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hf_folder import open_hf_folder
 from specpilot_cli.io.safetensors_stream import bf16_data, write_safetensors
+from specpilot_cli.io.shard_writer import ShardWriter
 from specpilot_cli.io.w12_folder import read_folder_tensors
+from specpilot_kernels.w12.codec import CpuCodec
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
 
 
@@ -32,6 +34,17 @@ def test_symlink_target_is_refused(make_checkpoint: MakeCheckpoint, tmp_path: Pa
     with pytest.raises(InputError, match="symbolic link"):
         convert(make_checkpoint(), tmp_path / "link", force=True)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_link_in_the_place_of_the_partial_folder_is_refused(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").write_text("years of work", encoding="utf-8")
+    (tmp_path / ".w12.partial").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="cannot write"):
+        convert(make_checkpoint(), tmp_path / "w12")
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["thesis.tex"]
 
 
 def test_overlap_with_the_source_is_refused(
@@ -96,7 +109,7 @@ def test_disk_that_fills_up_leaves_nothing(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(convert_module.ShardWriter, "add", full)
+    monkeypatch.setattr(ShardWriter, "write", full)
     with pytest.raises(MachineError, match="disk is full"):
         convert(source, tmp_path / "w12")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
@@ -106,14 +119,15 @@ def test_codec_error_is_caught_before_writing(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The comparison after encoding is a real one: a codec that flips a bit cannot convert."""
-    source, encode = make_checkpoint(), convert_module.codec.encode
+    source, encode = make_checkpoint(), CpuCodec.encode_stripe
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
         encoded = encode(*args, **kwargs)
+        assert encoded is not None
         encoded.records[0, 0, 100] ^= 0x80
         return encoded
 
-    monkeypatch.setattr(convert_module.codec, "encode", faulty)
+    monkeypatch.setattr(CpuCodec, "encode_stripe", faulty)
     with pytest.raises(RuntimeError, match="does not decode"):
         convert(source, tmp_path / "w12")
     assert not (tmp_path / "w12").exists()
@@ -250,7 +264,7 @@ def test_interrupted_conversion_cleans_up(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert_module, "_finish", interrupt)
+    monkeypatch.setattr(convert_module, "finish_folder", interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "w12")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]

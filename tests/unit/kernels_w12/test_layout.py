@@ -69,9 +69,14 @@ def test_eight_bit_view_keeps_sign_exponent_and_three_mantissa_bits() -> None:
 
 
 def test_encoded_nbytes_counts_all_five_parts() -> None:
-    # 130 x 70 needs 2 x 2 records; 130 windows; 131 pointers; 3 escapes of 6 bytes.
-    assert layout.encoded_nbytes(130, 70, 3) == 4 * 12288 + 130 + 131 * 4 + 18
-    assert layout.encoded_nbytes(130, 70, 3, matrices=2) == 8 * 12288 + 260 + 261 * 4 + 18
+    # 130 x 70 needs 2 x 2 records; 130 windows; 2 + 1 pointers; 3 escapes of 6 bytes.
+    assert layout.encoded_nbytes(130, 70, 3) == 4 * 12288 + 130 + 3 * 4 + 18
+    assert layout.encoded_nbytes(130, 70, 3, matrices=2) == 8 * 12288 + 260 + 5 * 4 + 18
+
+
+def test_a_stored_place_is_a_positive_int32() -> None:
+    assert layout.escape_at(1, 2) == 0x01000002
+    assert layout.escape_at(layout.RECORD_ROWS - 1, layout.MAX_COLS - 1) == 2**31 - 1
 
 
 def test_layout_and_package_load_nothing() -> None:

@@ -15,6 +15,7 @@ from specpilot_cli.report.figures import (
     speedup_curve,
     step_waterfall,
     tau_curve,
+    w12_tensors,
 )
 from specpilot_cli.report.html import (
     InputHash,
@@ -38,6 +39,19 @@ def _speedup_panel(heading: str, projected: bool) -> speedup_curve.SpeedupPanel:
     return speedup_curve.SpeedupPanel(heading, projected, marks, stock)
 
 
+def _w12_tensors() -> w12_tensors.W12TensorsData:
+    point = w12_tensors.W12Point
+    points = (
+        point("model.layers.0.mlp.up_proj.weight", (256, 512), 12.08, 12.0, 8, 131072,
+              (90, 105, 107, 108, 112)),
+        point("model.layers.1.mlp.up_proj.weight", (256, 512), 12.12, 12.0, 130, 131072,
+              (100, 106, 107, 109, 112), 3),
+        point("model.layers.0.self_attn.q_proj.weight", (128, 128), 12.5, 12.0, 0, 16384, None,
+              128),
+    )
+    return w12_tensors.W12TensorsData(points, CONDITION)
+
+
 def figure_cases() -> dict[str, tuple[Any, Any]]:
     """Module and data of each figure, by name."""
     tree = tau_curve.TauSeries(
@@ -59,6 +73,7 @@ def figure_cases() -> dict[str, tuple[Any, Any]]:
         mismatch_bars.MismatchBar("faulty", 0.0200, 0.0185, 0.0215, 90_000, 192, "reject"),
     )
     return {
+        "w12_tensors": (w12_tensors, _w12_tensors()),
         "tau_curve": (
             tau_curve, tau_curve.TauCurveData((tree, flat), 2.8, 7, 5.1, CONDITION, 16),
         ),

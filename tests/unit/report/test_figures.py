@@ -25,6 +25,7 @@ from specpilot_cli.report.figures import (
 
 NAMES = [
     "ceiling_factors", "forest", "mismatch_bars", "speedup_curve", "step_waterfall", "tau_curve",
+    "w12_tensors",
 ]  # fmt: skip
 
 

@@ -1,0 +1,154 @@
+"""Checkpoints by their name on the Hugging Face Hub: `owner/name` or `owner/name@revision`.
+
+A name becomes the folder of one commit in the user's Hub cache, downloaded where it is missing.
+That folder holds links into the cache's content-addressed files: it is only ever read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from specpilot_cli.errors import InputError, MachineError, SpecPilotError
+from specpilot_cli.schema.w12_manifest import HubSource
+from specpilot_cli.ui import Reporter, SilentReporter
+
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@\s]+))?")
+
+# What a checkpoint needs and a model folder should keep: weights, configuration, tokenizer,
+# templates, the model's own code, its licence.
+_WANTED = (
+    "*.safetensors", "*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py", "*.md",
+    "LICENSE*", "NOTICE*",
+)  # fmt: skip
+# Second copies of the weights in other layouts.
+_UNWANTED = (
+    "*/*.safetensors", "consolidated*", "original/*", "onnx/*", "openvino/*", "gguf/*",
+)  # fmt: skip
+
+
+def resolve_source(
+    source: str,
+    *,
+    bars: bool = False,
+    local_files_only: bool = False,
+    reporter: Reporter = SilentReporter(),
+) -> Path:
+    """Return the folder that `source` names: itself if it is one, else a snapshot of a hub id.
+
+    With HF_HUB_OFFLINE or `local_files_only` nothing is asked of the network; if the Hub does not
+    answer, the commit last seen is taken from the cache. `bars`: let the Hub's client draw its
+    progress bars on stderr.
+
+    InputError: neither a folder nor a hub id, no such repository or revision. MachineError: no
+    huggingface_hub, not in the cache while offline, no access to a gated repository, a failed
+    download.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    match = _HUB_ID.fullmatch(source)
+    if match is None or Path(source).exists():
+        raise InputError(
+            f"no such model folder: `{source}`",
+            where=source,
+            hint="give a folder with config.json and safetensors files, or a hub id such as "
+            "`owner/name` or `owner/name@revision`",
+        )
+    repo, revision = match["repo"], match["revision"]
+    path = _snapshot(repo, revision, bars=bars, offline=local_files_only, reporter=reporter)
+    origin = hub_origin(path)
+    commit = origin.revision if origin else "unknown commit"
+    reporter.note(f"{repo} at {commit}: `{path}`")
+    return path
+
+
+def hub_origin(path: Path) -> HubSource | None:
+    """Return repository and commit of a folder in a Hub cache, None for any other folder."""
+    commit = path.absolute()
+    kind, *parts = commit.parent.parent.name.split("--")
+    is_snapshot = commit.parent.name == "snapshots" and kind == "models" and 1 <= len(parts) <= 2
+    if not is_snapshot or not re.fullmatch(r"[0-9a-f]{40}", commit.name):
+        return None
+    return HubSource(repo="/".join(parts), revision=commit.name)
+
+
+def _snapshot(
+    repo: str, revision: str | None, *, bars: bool, offline: bool, reporter: Reporter
+) -> Path:
+    try:
+        from huggingface_hub import constants, errors, snapshot_download
+    except ImportError as error:
+        raise MachineError(
+            f"`{repo}` is no folder here, and reading it from the Hub needs huggingface_hub",
+            hint="pip install 'specpilot[hub]', or give a folder",
+        ) from error
+    offline = offline or bool(constants.HF_HUB_OFFLINE)
+    if not offline:
+        reporter.note(f"no folder `{repo}` here: asking {constants.ENDPOINT}")
+    # The HTTP library differs between versions of huggingface_hub; its errors share this base.
+    http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+    try:
+        folder = snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(_WANTED),
+            ignore_patterns=list(_UNWANTED),
+            local_files_only=offline,
+            tqdm_class=None if bars else _hidden_bar(),
+        )
+    except (http_error, errors.HFValidationError, OSError) as error:
+        asked = f"{repo}@{revision}" if revision else repo
+        raise _explained(error, asked, repo, offline, errors) from error
+    return Path(folder)
+
+
+def _hidden_bar() -> Any:
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class HiddenBar(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options["disable"] = True
+            super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+
+    return HiddenBar
+
+
+def _explained(
+    error: Exception, asked: str, repo: str, offline: bool, errors: Any
+) -> SpecPilotError:
+    """Return what went wrong in this program's words."""
+    if isinstance(error, errors.HFValidationError):
+        return InputError(f"not a hub id: `{asked}` ({error})", where=asked)
+    if isinstance(error, errors.GatedRepoError):
+        return MachineError(
+            f"`{repo}` is gated and this machine has no access to it",
+            where=asked,
+            hint=f"accept its terms on the page of {repo}, then `hf auth login` or set HF_TOKEN",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return InputError(
+            f"neither a folder here nor a repository on the Hub: `{repo}`",
+            where=asked,
+            hint="check the spelling; a private repository needs `hf auth login` or HF_TOKEN",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(
+            f"`{repo}` has no branch, tag or commit of that name",
+            where=asked,
+            hint="a revision follows `@`: owner/name@main",
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError) and offline:
+        return MachineError(
+            f"`{asked}` is not completely in the Hub cache, and the network is switched off",
+            where=asked,
+            hint="unset HF_HUB_OFFLINE, or give a folder",
+        )
+    first_line = str(error).strip().splitlines()[:1] or [type(error).__name__]
+    return MachineError(
+        f"cannot fetch `{asked}` from the Hub: {first_line[0]}",
+        where=asked,
+        hint="check the network and the free disk space, then run the same command again: what "
+        "was fetched is kept",
+    )
