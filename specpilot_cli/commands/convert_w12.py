@@ -41,7 +41,10 @@ Exclude = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, max=1024, help="Worker threads; default: the processors, at most 8."
+        "--workers",
+        min=1,
+        max=1024,
+        help="Worker threads; default: the processors, at most 8. Beyond 16 they find no work.",
     ),
 ]
 Resume = Annotated[
@@ -78,9 +81,9 @@ def local_folder(source: str | None) -> Path | None:
 
 def default_workers() -> int:
     """The processors this process may use, at most 8: beyond that the disk decides."""
-    import os
+    from specpilot_cli.settings import available_cores
 
-    return min(8, len(os.sched_getaffinity(0)))
+    return min(8, available_cores())
 
 
 def convert_w12(
@@ -138,9 +141,9 @@ def convert_w12(
 def _shard_bytes(text: str | None) -> int | None:
     from specpilot_cli.units import parse_bytes
 
-    size = parse_bytes(text) if text is not None else None
+    size = parse_bytes(text, where="--shard-size") if text is not None else None
     if size is not None and size < 1:
-        raise InputError("a shard needs room", where="--shard-size")
+        raise InputError("a shard needs room", where="--shard-size", hint="for example `5GB`")
     return size
 
 
@@ -151,7 +154,9 @@ def _check_usage(
     options.check_output(report, force, where="--report", inputs=inputs)
     options.check_not_input({"--out": out}, inputs[:1])
     if out is None and not dry_run:
-        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
+        raise InputError(
+            "where to? `-o DST` is missing", where="--out", hint="or look first with --dry-run"
+        )
 
 
 def _convert(
@@ -167,11 +172,11 @@ def _convert(
     resume: bool,
 ) -> Conversion:
     from specpilot_cli.convert_w12.convert import convert_folder, survey_folder
-    from specpilot_cli.io.hf_folder import open_hf_folder
+    from specpilot_cli.io.hf_folder import open_hf_folder, why_left_out
 
     folder = open_hf_folder(source)
     for name in folder.left_out:
-        reporter.note(f"not carried over: `{name}` (weights that are not part of the checkpoint)")
+        reporter.note(f"not carried over: `{name}` ({why_left_out(name)})")
     if target is None:
         return survey_folder(
             folder, selection, threads=threads, shard_bytes=shard_bytes, codec=codec,

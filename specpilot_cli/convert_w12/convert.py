@@ -39,15 +39,10 @@ from specpilot_cli.io.atomic import atomic_folder, partial_path
 from specpilot_cli.io.hf_folder import CONFIG_NAME, INDEX_NAME, HfFolder
 from specpilot_cli.io.safetensors_stream import SafetensorsFile
 from specpilot_cli.io.w12_folder import read_manifest
-from specpilot_cli.schema.w12_manifest import (
-    MANIFEST_NAME,
-    W12Manifest,
-    W12Shard,
-    W12Source,
-    W12Tensor,
-)
+from specpilot_cli.schema.w12_manifest import W12Manifest, W12Shard, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
 from specpilot_cli.units import format_bytes
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from specpilot_kernels.w12.stripes import StripeCodec
 
 # Room for file headers, the manifest and the file system's own needs.
@@ -174,7 +169,11 @@ def _disk_full_is_said(target: Path, resume: bool) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         done = "--resume continues from what is done" if resume else "nothing was kept"
-        raise MachineError(f"the disk is full; {done}", where=str(target)) from error
+        raise MachineError(
+            f"the disk is full; {done}",
+            where=str(target),
+            hint="free some space or write to another disk",
+        ) from error
 
 
 class _Sources:
@@ -195,7 +194,11 @@ class _Sources:
         """Return the file that holds `tensor`, which must still be where it was."""
         file = self.open_file(tensor.source)
         if file.info(tensor.info.name) != tensor.info:
-            raise InputError("the file changed during the conversion", where=str(file.path))
+            raise InputError(
+                f"the file changed during the conversion: `{tensor.info.name}` lies elsewhere",
+                where=str(file.path),
+                hint="convert again when nothing writes to the source",
+            )
         return file
 
     def open_file(self, name: str) -> SafetensorsFile:

@@ -24,9 +24,8 @@ from specpilot_cli.io.safetensors_stream import (
 )
 from specpilot_cli.io.shard_writer import ShardWriter, TensorSpec
 from specpilot_cli.io.spool import Spool
-from specpilot_cli.io.w12_folder import encoded_specs
 from specpilot_kernels.w12 import layout
-from specpilot_kernels.w12.stored import Parts
+from specpilot_kernels.w12.stored import Parts, encoded_specs
 
 _ALIGNMENT = 8
 # The order in the file of what is written late: elements of 4, 2 and 1 bytes.

@@ -16,8 +16,8 @@ from typing import Any
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.hf_folder import HfFolder
 from specpilot_cli.io.safetensors_stream import TensorInfo
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 
 # Matched against the module that holds the weight: the last but one part of the name.
 _MODULES = (

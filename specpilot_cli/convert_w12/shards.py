@@ -8,8 +8,8 @@ from specpilot_cli.convert_w12.plan import Selection, reason_to_keep
 from specpilot_cli.io.hf_folder import SINGLE_NAME, HfFolder
 from specpilot_cli.io.safetensors_stream import TensorInfo
 from specpilot_cli.io.shard_writer import TensorSpec
-from specpilot_cli.io.w12_folder import encoded_specs
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.stored import encoded_specs
 
 # Escapes of ordinary weights are a tenth of this.
 _EXPECTED_ESCAPE_SHARE = 2e-3

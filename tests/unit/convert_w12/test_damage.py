@@ -24,8 +24,9 @@ from specpilot_cli.io.w12_folder import (
     read_folder_tensors,
     read_w12_tensors,
 )
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME, W12Manifest, sealed
+from specpilot_cli.schema.w12_manifest import W12Manifest, sealed
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, weights
 
 

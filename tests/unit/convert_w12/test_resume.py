@@ -24,8 +24,8 @@ from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.atomic import partial_path
 from specpilot_cli.io.hf_folder import open_hf_folder
 from specpilot_cli.io.w12_folder import read_folder_tensors
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME
 from specpilot_cli.ui import SilentReporter
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
 
 
