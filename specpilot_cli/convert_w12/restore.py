@@ -91,7 +91,7 @@ class _Job:
             file.append(raw.data)
             self.done_bytes += raw.size
             self.reporter.progress(
-                "tensor MB", self.done_bytes // 1_000_000, self.total_bytes // 1_000_000
+                "MB", self.done_bytes // 1_000_000, self.total_bytes // 1_000_000
             )
 
         hashes: list[tuple[W12Tensor, Future[str]]] = []

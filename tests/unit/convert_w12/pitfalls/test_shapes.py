@@ -49,7 +49,7 @@ def test_pitfall_09_matrices_that_padding_would_inflate_stay(
     for name, (n_rows, n_cols) in shapes.items():
         row = rows[f"{name}.weight"]
         assert row["encoding"] == "stored"
-        assert f"{n_rows} x {n_cols} is padded" in row["reason"]
+        assert f"{n_rows} × {n_cols} pads to " in row["reason"]
         assert row["stored_bytes"] == row["raw_bytes"]
     assert 12 + 8.25 / 384 < rows["k384.weight"]["bits_per_weight"] < 12.03
 
