@@ -17,8 +17,9 @@ from specpilot_cli.errors import InputError, MachineError, SpecPilotError
 _INTERRUPTED = 130
 _READER_LEFT = 128 + signal.SIGPIPE
 _MACHINE_ERRORS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.EBADF}
-)
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE,
+     errno.EBADF}
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,11 +42,11 @@ def _run(argv: Sequence[str] | None) -> int:
 
         app(args=None if argv is None else list(argv), prog_name="specpilot")
     except SystemExit as stop:
-        return _code_of(stop)
+        code = _code_of(stop)
+        # Typer turns Ctrl-C inside a command into this exit code, and says nothing.
+        return code if code != _INTERRUPTED else _interrupted()
     except KeyboardInterrupt:
-        _stop_displays()
-        _say("interrupted")
-        return _INTERRUPTED
+        return _interrupted()
     except SpecPilotError as error:
         _stop_displays()
         _explain(error)
@@ -58,6 +59,12 @@ def _run(argv: Sequence[str] | None) -> int:
         _report_bug(error)
         return SpecPilotError.exit_code
     return 0
+
+
+def _interrupted() -> int:
+    _stop_displays()
+    _say("interrupted")
+    return _INTERRUPTED
 
 
 @contextmanager
@@ -161,6 +168,8 @@ def _explain_os_error(error: OSError) -> int:
 
 
 def _hint_for(number: int) -> str:
+    if number == errno.EFBIG:
+        return "files may not become that large here: look at `ulimit -f` and the file system"
     if number in _MACHINE_ERRORS:
         return "is there space, and can it be written?"
     if number in (errno.EACCES, errno.EPERM):

@@ -65,16 +65,21 @@ def format_percent(fraction: float, *, digits: int = 1) -> str:
     return f"{100 * fraction:.{digits}f} %"
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, *, where: str | None = None) -> int:
     """`"1.5 GB"` → 1_500_000_000; `"1 GiB"` → 2**30; a bare number is bytes.
 
-    Raises `InputError` for anything else.
+    where: the option or key that has the text. InputError for anything else.
     """
     match = _QUANTITY.fullmatch(text)
-    if match is None:
-        raise InputError(f"`{text}` is not bytes", hint="for example `512MB` or `2GiB`")
-    value, unit = float(match.group(1)), match.group(2)
+    value = float(match.group(1)) if match is not None else math.inf
+    if match is None or not math.isfinite(value):
+        raise InputError(
+            f"`{text}` is not bytes", where=where, hint="for example `512MB` or `2GiB`"
+        )
+    unit = match.group(2)
     factor = _BYTE_UNITS.get(unit.lower() or "b")
     if factor is None:
-        raise InputError(f"unknown byte unit `{unit}` in `{text}`", hint="use B, kB, MB, GB or GiB")
+        raise InputError(
+            f"unknown byte unit `{unit}` in `{text}`", where=where, hint="use B, kB, MB, GB or GiB"
+        )
     return round(value * factor)

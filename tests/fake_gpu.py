@@ -1,6 +1,7 @@
 """A GPU for tests of the code around it: the CPU codec behind the device module's functions.
 
-Transfers go through the real piecewise copies, in small pieces and with unpinned buffers.
+Copies to the host are the real piecewise ones, in small pieces and with unpinned buffers. Copies
+to the device are plain ones, since there is none: tests/gpu tests the piecewise ones.
 """
 
 from __future__ import annotations

@@ -32,16 +32,23 @@ DryRun = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Convert only these full names; repeatable."),
+    typer.Option(
+        "--include", metavar="GLOB", help="Convert only these: tensor or module names; repeatable."
+    ),
 ]
 Exclude = Annotated[
     list[str] | None,
-    typer.Option("--exclude", metavar="GLOB", help="Never convert these; repeatable."),
+    typer.Option(
+        "--exclude", metavar="GLOB", help="Never convert these, as `*.down_proj`; repeatable."
+    ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", min=1, max=1024, help="Worker threads; default: the processors, at most 8."
+        "--workers",
+        min=1,
+        max=1024,
+        help="Worker threads; default: the processors, at most 8. Beyond 16 they find no work.",
     ),
 ]
 Resume = Annotated[
@@ -78,9 +85,9 @@ def local_folder(source: str | None) -> Path | None:
 
 def default_workers() -> int:
     """The processors this process may use, at most 8: beyond that the disk decides."""
-    import os
+    from specpilot_cli.settings import available_cores
 
-    return min(8, len(os.sched_getaffinity(0)))
+    return min(8, available_cores())
 
 
 def convert_w12(
@@ -113,7 +120,7 @@ def convert_w12(
 
         specpilot convert-w12 Qwen/Qwen3-4B@main -o Qwen3-4B-W12 --shard-size 5GB --resume
 
-        specpilot convert-w12 model -o model-w12 --exclude lm_head --json
+        specpilot convert-w12 model -o model-w12 --exclude '*.down_proj' --json
     """
     from specpilot_cli.convert_w12.device import gpu_errors_said, open_codec
     from specpilot_cli.convert_w12.plan import Selection
@@ -125,22 +132,23 @@ def convert_w12(
     with ConsoleReporter(quiet, verbose) as reporter, gpu_errors_said():
         folder = resolved(source, reporter, quiet=quiet)
         done = _convert(
-            folder, None if dry_run else out, selection, reporter,
+            folder, out, selection, reporter, dry_run=dry_run,
             shard_bytes=_shard_bytes(shard_size), codec=codec,
             threads=workers or default_workers(), force=force, resume=resume,
         )  # fmt: skip
     envelope = _envelope(folder, out, done)
     options.finish(
-        envelope, as_json=as_json, output=report, force=force, text=lambda: _print(done, out)
-    )
+        envelope, as_json=as_json, output=report, force=force,
+        text=lambda: _print(done, out, quiet=quiet),
+    )  # fmt: skip
 
 
 def _shard_bytes(text: str | None) -> int | None:
     from specpilot_cli.units import parse_bytes
 
-    size = parse_bytes(text) if text is not None else None
+    size = parse_bytes(text, where="--shard-size") if text is not None else None
     if size is not None and size < 1:
-        raise InputError("a shard needs room", where="--shard-size")
+        raise InputError("a shard needs room", where="--shard-size", hint="for example `5GB`")
     return size
 
 
@@ -151,7 +159,9 @@ def _check_usage(
     options.check_output(report, force, where="--report", inputs=inputs)
     options.check_not_input({"--out": out}, inputs[:1])
     if out is None and not dry_run:
-        raise InputError("where to? `-o DST` is missing", hint="or look first with --dry-run")
+        raise InputError(
+            "where to? `-o DST` is missing", where="--out", hint="or look first with --dry-run"
+        )
 
 
 def _convert(
@@ -160,6 +170,7 @@ def _convert(
     selection: Selection,
     reporter: Reporter,
     *,
+    dry_run: bool,
     shard_bytes: int | None,
     codec: StripeCodec,
     threads: int,
@@ -167,16 +178,22 @@ def _convert(
     resume: bool,
 ) -> Conversion:
     from specpilot_cli.convert_w12.convert import convert_folder, survey_folder
-    from specpilot_cli.io.hf_folder import open_hf_folder
+    from specpilot_cli.convert_w12.leftovers import foreseen
+    from specpilot_cli.convert_w12.shards import plan_shards
+    from specpilot_cli.io.hf_folder import open_hf_folder, why_left_out
 
     folder = open_hf_folder(source)
     for name in folder.left_out:
-        reporter.note(f"not carried over: `{name}` (weights that are not part of the checkpoint)")
-    if target is None:
-        return survey_folder(
+        reporter.note(f"not carried over: `{name}` ({why_left_out(name)})")
+    if dry_run or target is None:
+        done = survey_folder(
             folder, selection, threads=threads, shard_bytes=shard_bytes, codec=codec,
             reporter=reporter,
         )  # fmt: skip
+        shards = plan_shards(folder, selection, shard_bytes)
+        for what in foreseen(folder, target, shards, force=force, resume=resume) if target else ():
+            reporter.warn(what)
+        return done
     return convert_folder(
         folder, target, selection, threads=threads, force=force, resume=resume,
         shard_bytes=shard_bytes, codec=codec, reporter=reporter,
@@ -195,12 +212,13 @@ def _envelope(source: Path, target: Path | None, done: Conversion) -> Envelope:
         "convert-w12",
         {
             "source_hub": hub_origin(source),
-            "out": None if dry_run else target,
+            "out": target,
             "dry_run": dry_run,
             "found_finished": done.found_finished,
             "totals": totals_object(totals(done.outcomes)),
             "carried_bytes": done.carried_bytes,
-            "disk_needed_bytes": done.disk_bytes,
+            "folder_bytes": done.folder_bytes,
+            "disk_needed_bytes": done.need.total_bytes,
             "disk_free_bytes": _free_bytes(target),
             "left_out": done.left_out,
             "tensors": tensor_objects(done.outcomes),
@@ -220,19 +238,21 @@ def _free_bytes(target: Path | None) -> int | None:
     return free_disk_bytes(target) if target is not None else None
 
 
-def _print(done: Conversion, target: Path | None) -> None:
+def _print(done: Conversion, target: Path | None, *, quiet: bool) -> None:
     from specpilot_cli.report.tables import print_line, print_pairs
     from specpilot_cli.report.w12 import print_kept, print_tensors, print_totals
     from specpilot_cli.units import format_bytes
 
-    if done.manifest is None:
+    if done.manifest is None and not quiet:
         print_tensors(done.outcomes)
     print_kept(done.outcomes)
     print_totals(done.outcomes)
     if done.manifest is None:
         free = _free_bytes(target)
         where = "" if free is None else f", {format_bytes(free)} free at {target}"
-        print_pairs([("disk needed", f"{format_bytes(done.disk_bytes)}{where}")])
+        content, reserve = done.need.content_bytes, done.need.reserve_bytes
+        needed = f"{format_bytes(content)} at most + {format_bytes(reserve)} reserve{where}"
+        print_pairs([("folder", format_bytes(done.folder_bytes)), ("disk needed", needed)])
         print_line("nothing was written")
     elif done.found_finished:
         print_line(f"nothing was left to do, checked bit for bit: {target}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from specpilot_cli.io.w12_folder import QUANT_METHOD
 from specpilot_cli.schema.w12_manifest import W12Tensor
 from specpilot_kernels.w12 import layout
-from specpilot_kernels.w12.manifest import LOADER_NOTICE
+from specpilot_kernels.w12.manifest import LOADER_NOTICE, QUANT_METHOD
 
 
 def w12_configuration(config: dict[str, Any], tensors: list[W12Tensor]) -> dict[str, Any]:

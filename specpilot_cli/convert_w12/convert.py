@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,13 @@ from pathlib import Path
 from specpilot_cli.convert_w12.device import open_codec
 from specpilot_cli.convert_w12.encode import SourceStream, convert_tensor, kept, survey_tensor
 from specpilot_cli.convert_w12.finish import Contents, finish_folder
+from specpilot_cli.convert_w12.leftovers import (
+    clear,
+    kept_when_interrupted,
+    left_bytes,
+    replaceable,
+    tell_leftover,
+)
 from specpilot_cli.convert_w12.output import OutputShard
 from specpilot_cli.convert_w12.pipeline import Crew
 from specpilot_cli.convert_w12.plan import (
@@ -28,47 +34,48 @@ from specpilot_cli.convert_w12.plan import (
     refuse_quantised,
 )
 from specpilot_cli.convert_w12.resume import finished_before
-from specpilot_cli.convert_w12.shards import PlannedShard, PlannedTensor, plan_shards
+from specpilot_cli.convert_w12.shards import (
+    DiskNeed,
+    PlannedShard,
+    PlannedTensor,
+    disk_need,
+    plan_shards,
+)
 from specpilot_cli.convert_w12.target import (
     check_disk,
     check_target,
     refuse_altered_blob,
 )
 from specpilot_cli.errors import InputError, MachineError
-from specpilot_cli.io.atomic import atomic_folder, partial_path
-from specpilot_cli.io.hf_folder import CONFIG_NAME, INDEX_NAME, HfFolder
+from specpilot_cli.io.atomic import atomic_folder
+from specpilot_cli.io.hf_folder import HfFolder
 from specpilot_cli.io.safetensors_stream import SafetensorsFile
-from specpilot_cli.io.w12_folder import read_manifest
-from specpilot_cli.schema.w12_manifest import (
-    MANIFEST_NAME,
-    W12Manifest,
-    W12Shard,
-    W12Source,
-    W12Tensor,
-)
+from specpilot_cli.schema.w12_manifest import W12Manifest, W12Shard, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
-from specpilot_cli.units import format_bytes
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from specpilot_kernels.w12.stripes import StripeCodec
-
-# Room for file headers, the manifest and the file system's own needs.
-_DISK_MARGIN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """A finished conversion, or with `manifest` None what one would give.
 
-    outcomes: one per tensor, in source order. left_out: files of the source that were not
-    carried over, because they are weights in another form. disk_bytes: what the folder takes
-    at most, margin included. found_finished: it was there already, and was checked.
+    outcomes: one per tensor, in source order. left_out: entries of the source that were not
+    carried over, see `why_left_out`. need: what must be free before a conversion begins.
+    found_finished: it was there already, and was checked.
     """
 
     outcomes: tuple[Outcome, ...]
     left_out: tuple[str, ...]
     carried_bytes: int
-    disk_bytes: int
+    need: DiskNeed
     manifest: W12Manifest | None = None
     found_finished: bool = False
+
+    @property
+    def folder_bytes(self) -> int:
+        """What the folder takes, without the headers of its files and its manifest."""
+        return self.carried_bytes + sum(outcome.stored_bytes for outcome in self.outcomes)
 
 
 @dataclass(slots=True)
@@ -81,7 +88,7 @@ class _Progress:
     def add(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         self.done += outcome.raw_bytes
-        self.reporter.progress("tensor MB", self.done // 1_000_000, self.total // 1_000_000)
+        self.reporter.progress("MB", self.done // 1_000_000, self.total // 1_000_000)
 
 
 def survey_folder(
@@ -100,18 +107,18 @@ def survey_folder(
     _check_source(folder, selection)
     progress = _Progress(reporter, folder.tensor_bytes)
     sources = _Sources(folder)
+    shards = plan_shards(folder, selection, shard_bytes)
     with Crew(codec or open_codec("cpu"), threads) as crew, sources:
-        for shard in plan_shards(folder, selection, shard_bytes):
+        for shard in shards:
             for tensor in shard.tensors:
                 if tensor.reason is not None:
                     progress.add(kept(tensor.info, shard.name, tensor.reason))
                     continue
                 file = sources.open(tensor)
                 progress.add(survey_tensor(crew, file, tensor.info, shard.name))
-    stored = sum(outcome.stored_bytes for outcome in progress.outcomes)
     carried = _carried_bytes(folder)
-    needed = stored + carried + _DISK_MARGIN_BYTES
-    return Conversion(tuple(progress.outcomes), folder.left_out, carried, needed)
+    need = disk_need(shards, carried)
+    return Conversion(tuple(progress.outcomes), folder.left_out, carried, need)
 
 
 def convert_folder(
@@ -135,35 +142,36 @@ def convert_folder(
     is finished and right is only checked.
 
     InputError: a quantised source, a target that exists, is a symlink or overlaps the source,
-    a pattern without a match, a damaged shard. MachineError: the disk is too small. On any
-    error, and on a kill, `target` does not appear.
+    a pattern without a match, a damaged shard. MachineError: the disk may be too small. On any
+    error, and on a kill, `target` does not appear; what an interrupted run wrote stays.
     """
     _check_source(folder, selection)
     shards = plan_shards(folder, selection, shard_bytes)
     carried = _carried_bytes(folder)
-    needed = sum(shard.expected_bytes() for shard in shards) + carried + _DISK_MARGIN_BYTES
+    need = disk_need(shards, carried)
     if resume and (target / MANIFEST_NAME).is_file() and not force:
         found = finished_before(
             folder, target, shards, threads=threads, codec=codec, reporter=reporter
         )
         return Conversion(
-            found.outcomes, folder.left_out, carried, needed, found.manifest, found_finished=True
+            found.outcomes, folder.left_out, carried, need, found.manifest, found_finished=True
         )
-    check_target(target, folder.path, _replaceable(folder, shards, target), force=force)
-    left = _left_bytes(target)
-    check_disk(target, max(_DISK_MARGIN_BYTES, needed - left))
+    check_target(target, folder.path, replaceable(folder, shards, target), force=force)
+    left = left_bytes(target)
+    check_disk(target, max(need.reserve_bytes, need.total_bytes - left))
     progress = _Progress(reporter, folder.tensor_bytes)
     with (
         _disk_full_is_said(target, resume),
-        atomic_folder(target, force=force, keep=resume) as temporary,
+        kept_when_interrupted(target, reporter),
+        atomic_folder(target, force=force, keep=resume, keep_interrupted=True) as temporary,
         Crew(codec or open_codec("cpu"), threads) as crew,
     ):
-        _tell_leftover(target, left, resume, reporter)
-        _clear(temporary, {shard.name for shard in shards})
+        tell_leftover(target, left, resume, reporter)
+        clear(temporary, {shard.name for shard in shards})
         job = _Job(folder, temporary, crew, progress, resume)
         job.convert(shards)
         manifest = finish_folder(folder, temporary, job.contents)
-    return Conversion(tuple(progress.outcomes), folder.left_out, carried, needed, manifest)
+    return Conversion(tuple(progress.outcomes), folder.left_out, carried, need, manifest)
 
 
 @contextmanager
@@ -174,7 +182,11 @@ def _disk_full_is_said(target: Path, resume: bool) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         done = "--resume continues from what is done" if resume else "nothing was kept"
-        raise MachineError(f"the disk is full; {done}", where=str(target)) from error
+        raise MachineError(
+            f"the disk is full; {done}",
+            where=str(target),
+            hint="free some space or write to another disk",
+        ) from error
 
 
 class _Sources:
@@ -195,7 +207,11 @@ class _Sources:
         """Return the file that holds `tensor`, which must still be where it was."""
         file = self.open_file(tensor.source)
         if file.info(tensor.info.name) != tensor.info:
-            raise InputError("the file changed during the conversion", where=str(file.path))
+            raise InputError(
+                f"the file changed during the conversion: `{tensor.info.name}` lies elsewhere",
+                where=str(file.path),
+                hint="convert again when nothing writes to the source",
+            )
         return file
 
     def open_file(self, name: str) -> SafetensorsFile:
@@ -315,43 +331,5 @@ def _check_source(folder: HfFolder, selection: Selection) -> None:
     check_selection(selection, folder)
 
 
-def _replaceable(folder: HfFolder, shards: Sequence[PlannedShard], target: Path) -> Collection[str]:
-    """Return the files that a conversion to `target` may replace: its own, old and new."""
-    written = {*(shard.name for shard in shards), *folder.carried}
-    written |= {CONFIG_NAME, MANIFEST_NAME, INDEX_NAME}
-    try:
-        manifest = read_manifest(target)
-    except InputError:
-        return written
-    return written.union(
-        (shard.name for shard in manifest.shards), (file.path for file in manifest.files)
-    )
-
-
 def _carried_bytes(folder: HfFolder) -> int:
     return sum((folder.path / relative).stat().st_size for relative in folder.carried)
-
-
-def _left_bytes(target: Path) -> int:
-    """Bytes an interrupted run left: they are used again or removed."""
-    files = partial_path(target).rglob("*")
-    return sum(file.lstat().st_size for file in files if not file.is_dir())
-
-
-def _tell_leftover(target: Path, nbytes: int, resume: bool, reporter: Reporter) -> None:
-    if not nbytes:
-        return
-    what = f"`{partial_path(target)}` ({format_bytes(nbytes)}), left by an interrupted conversion"
-    if resume:
-        reporter.note(f"continuing from {what}")
-    else:
-        reporter.warn(f"removed {what}; --resume would have continued from it")
-
-
-def _clear(temporary: Path, names: Collection[str]) -> None:
-    """Remove all leftovers but regular files that may be shards of this conversion."""
-    for leftover in list(temporary.iterdir()):
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover)
-        elif leftover.is_symlink() or leftover.name not in names:
-            leftover.unlink()

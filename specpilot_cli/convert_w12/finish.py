@@ -15,8 +15,6 @@ from specpilot_cli.io.hub import hub_origin
 from specpilot_cli.io.safetensors_stream import tensor_nbytes
 from specpilot_cli.io.w12_folder import stored_specs
 from specpilot_cli.schema.w12_manifest import (
-    FORMAT_NAME,
-    MANIFEST_NAME,
     W12File,
     W12Manifest,
     W12Shard,
@@ -25,6 +23,7 @@ from specpilot_cli.schema.w12_manifest import (
     sealed,
 )
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import FORMAT_NAME, MANIFEST_NAME
 
 
 @dataclass(slots=True)

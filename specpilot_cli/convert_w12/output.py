@@ -24,11 +24,10 @@ from specpilot_cli.io.safetensors_stream import (
 )
 from specpilot_cli.io.shard_writer import ShardWriter, TensorSpec
 from specpilot_cli.io.spool import Spool
-from specpilot_cli.io.w12_folder import encoded_specs
 from specpilot_kernels.w12 import layout
-from specpilot_kernels.w12.stored import Parts
+from specpilot_kernels.w12.stored import Parts, encoded_specs
 
-_ALIGNMENT = 8
+ALIGNMENT = 8
 # The order in the file of what is written late: elements of 4, 2 and 1 bytes.
 _LATE = ("escape_ptr", "escape_at", "odd4", "escape_bits", "odd2", "window", "odd1")
 
@@ -115,7 +114,7 @@ class OutputShard:
     def begin_stored(self, info: TensorInfo) -> None:
         """Begin a tensor that is carried over; `add_bytes` and `end_stored` follow."""
         width = NUMPY_DTYPES[info.dtype].itemsize
-        self._waits = self._late[f"odd{width}"] if info.nbytes % _ALIGNMENT else None
+        self._waits = self._late[f"odd{width}"] if info.nbytes % ALIGNMENT else None
 
     def add_bytes(self, data: memoryview) -> None:
         """Append bytes of the tensor under way."""

@@ -16,8 +16,8 @@ from typing import Any
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.hf_folder import HfFolder
 from specpilot_cli.io.safetensors_stream import TensorInfo
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 
 # Matched against the module that holds the weight: the last but one part of the name.
 _MODULES = (
@@ -34,6 +34,12 @@ _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
 GROWS = "W12 would take"
 """How the reason begins for a tensor that W12 would not shrink."""
+
+EXCLUDED = "excluded by"
+"""How the reason begins for a tensor that matches a pattern to exclude."""
+
+NOT_INCLUDED = "not among the included"
+"""The reason for a tensor that matches no pattern to include."""
 
 # 128 rows of this length take 64 MiB, which is what a conversion holds at once.
 MAX_INPUTS = 1 << 18
@@ -180,9 +186,9 @@ def reason_to_keep(info: TensorInfo, config: dict[str, Any], selection: Selectio
 def _selected(name: str, selection: Selection) -> str | None:
     for pattern in selection.exclude:
         if _matches(name, pattern):
-            return f"excluded by `{pattern}`"
+            return f"{EXCLUDED} `{pattern}`"
     if selection.include and not any(_matches(name, p) for p in selection.include):
-        return "not among the included"
+        return NOT_INCLUDED
     return None
 
 
@@ -223,5 +229,9 @@ def why_not_smaller(shape: Sequence[int], nbytes: int, escapes: int) -> str:
         cause = f"{share:.1%} of the weights are zeros or lie outside their channel's window"
     else:
         rows, cols = layout.RECORD_ROWS, layout.RECORD_COLS
-        cause = f"{shape[-2]} x {shape[-1]} is padded to {rows} x {cols} records"
+        blocks, columns = layout.grid(*shape[-2:])
+        cause = (
+            f"{shape[-2]} × {shape[-1]} pads to {blocks * rows} × {columns * cols} "
+            f"(records are {rows} × {cols})"
+        )
     return f"{GROWS} {bits:.2f} bits per weight: {cause}"

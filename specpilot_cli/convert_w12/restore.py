@@ -17,7 +17,6 @@ from specpilot_cli.io.hashing import sha256_file
 from specpilot_cli.io.w12_folder import W12Folder
 from specpilot_cli.schema.w12_manifest import W12File, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
-from specpilot_kernels.w12.stripes import StripeCodec
 
 _DISK_MARGIN_BYTES = 16 << 20
 
@@ -37,7 +36,6 @@ def restore_folder(
     *,
     threads: int = 1,
     force: bool = False,
-    codec: StripeCodec | None = None,
     reporter: Reporter = SilentReporter(),
 ) -> Restoration:
     """Write the checkpoint that the W12 folder at `path` was made from to `target`.
@@ -60,7 +58,7 @@ def restore_folder(
         opened.read_once()
         with (
             atomic_folder(target, force=force) as temporary,
-            Crew(codec or open_codec("cpu"), threads) as crew,
+            Crew(open_codec("cpu"), threads) as crew,
         ):
             job = _Job(opened, temporary, crew, reporter, source_bytes)
             shards = tuple(job.restore(source) for source in manifest.sources)
@@ -93,7 +91,7 @@ class _Job:
             file.append(raw.data)
             self.done_bytes += raw.size
             self.reporter.progress(
-                "tensor MB", self.done_bytes // 1_000_000, self.total_bytes // 1_000_000
+                "MB", self.done_bytes // 1_000_000, self.total_bytes // 1_000_000
             )
 
         hashes: list[tuple[W12Tensor, Future[str]]] = []

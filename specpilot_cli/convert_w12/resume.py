@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specpilot_cli.convert_w12.inspect import inspect_folder
-from specpilot_cli.convert_w12.plan import GROWS, Outcome
+from specpilot_cli.convert_w12.plan import EXCLUDED, GROWS, NOT_INCLUDED, Outcome
 from specpilot_cli.convert_w12.shards import PlannedShard
 from specpilot_cli.convert_w12.verify import verify_folder
 from specpilot_cli.errors import InputError
@@ -70,10 +70,21 @@ def _other_choice(manifest: W12Manifest, shards: Sequence[PlannedShard]) -> str 
             if tensor.shard != shard.name:
                 return f"`{name}` lies in `{tensor.shard}`, not in `{shard.name}`"
             if not _as_planned(tensor, planned.reason):
-                return f"`{name}` is {tensor.encoding} ({tensor.reason or 'converted'})"
+                return _other_selection(tensor, planned.reason)
     if there:
         return f"tensor `{next(iter(there))}` is not in the source"
     return None
+
+
+def _other_selection(tensor: W12Tensor, reason: str | None) -> str:
+    """Return how what became of a tensor differs from what was asked for."""
+    for said, word in ((reason, "without"), (tensor.reason, "with")):
+        if said is not None and said.startswith(EXCLUDED):
+            pattern = said.removeprefix(EXCLUDED).strip(" `")
+            return f"it was made {word} `--exclude '{pattern}'` (`{tensor.name}`)"
+        if said == NOT_INCLUDED:
+            return f"it was made {word} an `--include` that leaves out `{tensor.name}`"
+    return f"`{tensor.name}` is {tensor.encoding} ({tensor.reason or 'converted'})"
 
 
 def _as_planned(tensor: W12Tensor, reason: str | None) -> bool:

@@ -1,18 +1,21 @@
-"""How the tensors of a checkpoint are divided among the output shards."""
+"""How the tensors of a checkpoint are divided among the output shards, and the disk they need."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
+from specpilot_cli.convert_w12.output import ALIGNMENT
 from specpilot_cli.convert_w12.plan import Selection, reason_to_keep
+from specpilot_cli.io.append_file import AHEAD_BYTES, CHUNK_BYTES
 from specpilot_cli.io.hf_folder import SINGLE_NAME, HfFolder
 from specpilot_cli.io.safetensors_stream import TensorInfo
 from specpilot_cli.io.shard_writer import TensorSpec
-from specpilot_cli.io.w12_folder import encoded_specs
-from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.stored import encoded_specs, part_shapes
 
-# Escapes of ordinary weights are a tenth of this.
-_EXPECTED_ESCAPE_SHARE = 2e-3
+# For file headers, the manifest and the file system's own needs.
+_MARGIN_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,15 @@ class PlannedTensor:
             return [(self.info.name, self.info.dtype, self.info.shape)]
         return encoded_specs(self.info.name, self.info.shape, self.info.nbytes // 2)
 
-    def expected_bytes(self) -> int:
-        """Return about how many bytes it will take."""
-        if self.reason is not None:
+    def most_waiting_bytes(self) -> int:
+        """Return the most bytes of it that wait in temporary files until its shard ends."""
+        if self.info.nbytes % ALIGNMENT:
             return self.info.nbytes
-        escapes = int(self.info.nbytes // 2 * _EXPECTED_ESCAPE_SHARE)
-        return min(self.info.nbytes, layout.encoded_tensor_nbytes(self.info.shape, escapes))
+        if self.reason is not None:
+            return 0
+        # A tensor that W12 would not shrink is stored as it is, so lists have this much at most.
+        records = part_shapes(self.info.shape, 0)["records"]
+        return max(0, self.info.nbytes - prod(records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +50,38 @@ class PlannedShard:
     name: str
     tensors: tuple[PlannedTensor, ...]
 
-    def expected_bytes(self) -> int:
-        """Return about how many bytes its tensors will take."""
-        return sum(tensor.expected_bytes() for tensor in self.tensors)
+    def most_bytes(self) -> int:
+        """Return the most bytes its tensors may take: none is ever stored larger than it was."""
+        return sum(tensor.info.nbytes for tensor in self.tensors)
+
+    def most_waiting_bytes(self) -> int:
+        """Return the most bytes that wait in temporary files beside it."""
+        return sum(tensor.most_waiting_bytes() for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskNeed:
+    """What must be free for a conversion that no content of the weights can make fail.
+
+    content_bytes: all files at their longest, and the temporary ones of one shard. reserve_bytes:
+    for headers, the manifest, the file system, and room that is taken ahead of writing.
+    """
+
+    content_bytes: int
+    reserve_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Both together."""
+        return self.content_bytes + self.reserve_bytes
+
+
+def disk_need(shards: Sequence[PlannedShard], carried_bytes: int) -> DiskNeed:
+    """Return what `shards` and the files carried over need at most; see `DiskNeed`."""
+    written = [shard.most_bytes() for shard in shards]
+    waiting = max((shard.most_waiting_bytes() for shard in shards), default=0)
+    ahead = AHEAD_BYTES if max(written, default=0) >= CHUNK_BYTES else 0
+    return DiskNeed(sum(written) + waiting + carried_bytes, _MARGIN_BYTES + ahead)
 
 
 def plan_shards(

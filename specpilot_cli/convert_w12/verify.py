@@ -20,8 +20,9 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.hashing import sha256_file
 from specpilot_cli.io.safetensors_stream import tensor_nbytes
 from specpilot_cli.io.w12_folder import W12Folder
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME, W12Source, W12Tensor
+from specpilot_cli.schema.w12_manifest import W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from specpilot_kernels.w12.stripes import StripeCodec
 
 

@@ -19,13 +19,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from specpilot_cli.io.page_cache import drop_all_cached
+
 _BLOCK = 4096
-_CHUNK = 8 << 20
+CHUNK_BYTES = 8 << 20
 _BUFFERS = 4
 # Writes under way at once: beside busy processors one alone leaves the disk idle between two.
 _WRITERS = 3
 # Room is taken this far ahead, because writes that lengthen a file wait for each other.
-_AHEAD = 256 << 20
+AHEAD_BYTES = 256 << 20
 _COMPARED = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
@@ -39,7 +41,7 @@ def _take_buffer() -> Bytes:
     """Return a chunk's buffer; it begins on a page, which direct writes ask for."""
     with contextlib.suppress(IndexError):
         return _spare.pop()
-    return np.frombuffer(mmap.mmap(-1, _CHUNK), np.uint8)
+    return np.frombuffer(mmap.mmap(-1, CHUNK_BYTES), np.uint8)
 
 
 class AppendFile:
@@ -86,12 +88,12 @@ class AppendFile:
                 return
             self._restart(self._position)
         while view.size:
-            taken = min(view.size, _CHUNK - self._fill)
+            taken = min(view.size, CHUNK_BYTES - self._fill)
             self._buffer[self._fill : self._fill + taken] = view[:taken]
             self._fill += taken
             self._position += taken
             view = view[taken:]
-            if self._fill == _CHUNK:
+            if self._fill == CHUNK_BYTES:
                 self._send()
 
     def rewind(self, position: int) -> None:
@@ -115,7 +117,7 @@ class AppendFile:
             os.ftruncate(self._fd, end)
             self._write(self._fd, np.frombuffer(head, np.uint8), 0)
         os.fsync(self._fd)
-        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_all_cached(self._fd)
         self.close()
         return found
 
@@ -161,14 +163,15 @@ class AppendFile:
 
     def _send(self) -> None:
         """Hand the full buffer to the background; wait for one if all are under way."""
-        if not self._refuses_direct and self._base + _CHUNK > self._allocated:
-            # A disk too full for this may still hold what is left to write.
-            with contextlib.suppress(OSError):
-                os.posix_fallocate(self._fd, self._base, _AHEAD)
-            self._allocated = self._base + _AHEAD
+        if not self._refuses_direct and self._base + CHUNK_BYTES > self._allocated:
+            # A disk too full for this may still hold what is left to write; macOS cannot do it.
+            if hasattr(os, "posix_fallocate"):
+                with contextlib.suppress(OSError):
+                    os.posix_fallocate(self._fd, self._base, AHEAD_BYTES)
+            self._allocated = self._base + AHEAD_BYTES
         task = self._writers.submit(self._write_chunk, self._buffer, self._base)
         self._pending.append((task, self._buffer))
-        self._base, self._fill = self._base + _CHUNK, 0
+        self._base, self._fill = self._base + CHUNK_BYTES, 0
         if not self._free:
             self._collect()
         self._buffer = self._free.pop()

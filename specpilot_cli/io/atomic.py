@@ -94,11 +94,14 @@ def atomic_output(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def atomic_folder(path: Path, *, force: bool = False, keep: bool = False) -> Iterator[Path]:
+def atomic_folder(
+    path: Path, *, force: bool = False, keep: bool = False, keep_interrupted: bool = False
+) -> Iterator[Path]:
     """Give an empty temporary folder to fill; at the end it becomes `path`.
 
     With `keep` the folder is not emptied first, and stays after an exception: the caller
-    continues from what an earlier run left there, and must check all of it.
+    continues from what an earlier run left there, and must check all of it. With
+    `keep_interrupted` it stays after a KeyboardInterrupt only, and only if something is in it.
 
     Every file in it is flushed to disk before the rename. With `force`, an existing folder is
     replaced after the new one is complete. Raises `InputError` if `path` is a file, if it is a
@@ -117,8 +120,9 @@ def atomic_folder(path: Path, *, force: bool = False, keep: bool = False) -> Ite
             _fsync(folder)
         _refuse_existing_folder(path, force)
         _swap_in(temporary, path)
-    except BaseException:
-        if not keep:
+    except BaseException as error:
+        wanted = keep_interrupted and isinstance(error, KeyboardInterrupt)
+        if not keep and not (wanted and any(temporary.iterdir())):
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     finally:

@@ -38,7 +38,7 @@ class HfFolder:
 
     tensors: (shard name, where it lies) in the order of shards and of data inside each.
     carried: relative paths of the other files that belong to the model.
-    left_out: relative paths of files that do not: other weight formats, unlisted shards.
+    left_out: relative paths of what does not, see `why_left_out`; those of folders end in `/`.
     """
 
     path: Path
@@ -206,25 +206,35 @@ def _other_files(path: Path, shards: tuple[str, ...]) -> tuple[tuple[str, ...], 
     handled = {CONFIG_NAME, INDEX_NAME, *shards}
     carried: list[str] = []
     left_out: list[str] = []
-    for relative in sorted(_visible_files(path, path)):
-        if relative in handled:
-            continue
-        weights = PurePosixPath(relative).suffix in _WEIGHT_SUFFIXES
-        stale_index = relative.endswith(".safetensors.index.json")
-        (left_out if weights or stale_index else carried).append(relative)
+    for relative in sorted(_entries(path, path)):
+        if relative not in handled:
+            (carried if why_left_out(relative) is None else left_out).append(relative)
     return tuple(carried), tuple(left_out)
 
 
-def _visible_files(folder: Path, root: Path) -> Iterator[str]:
-    """Yield relative paths of files below `folder`; hidden ones and linked folders are skipped."""
+def why_left_out(relative: str) -> str | None:
+    """Return why an entry of a checkpoint folder is no part of the checkpoint, None if it is."""
+    path = PurePosixPath(relative)
+    if path.name.startswith("."):
+        return "hidden"
+    if relative.endswith("/"):
+        return "a link to a folder"
+    if path.suffix in _WEIGHT_SUFFIXES or relative.endswith(".safetensors.index.json"):
+        return "weights that are not part of the checkpoint"
+    return None
+
+
+def _entries(folder: Path, root: Path) -> Iterator[str]:
+    """Yield relative paths of what is below `folder`; hidden and linked folders as one entry."""
     for entry in folder.iterdir():
-        if entry.name.startswith("."):
-            continue
+        relative = entry.relative_to(root).as_posix()
         if entry.is_dir():
-            if not entry.is_symlink():
-                yield from _visible_files(entry, root)
-        elif entry.is_file():
-            yield entry.relative_to(root).as_posix()
+            if entry.name.startswith(".") or entry.is_symlink():
+                yield relative + "/"
+            else:
+                yield from _entries(entry, root)
+        elif entry.is_file() or entry.name.startswith("."):
+            yield relative
         else:
             raise InputError(
                 f"`{entry}` is neither a file nor a folder",

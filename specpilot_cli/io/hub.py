@@ -33,14 +33,13 @@ def resolve_source(
     source: str,
     *,
     bars: bool = False,
-    local_files_only: bool = False,
     reporter: Reporter = SilentReporter(),
 ) -> Path:
     """Return the folder that `source` names: itself if it is one, else a snapshot of a hub id.
 
-    With HF_HUB_OFFLINE or `local_files_only` nothing is asked of the network; if the Hub does not
-    answer, the commit last seen is taken from the cache. `bars`: let the Hub's client draw its
-    progress bars on stderr.
+    With HF_HUB_OFFLINE nothing is asked of the network; if the Hub does not answer, the commit
+    last seen is taken from the cache. `bars`: let the Hub's client draw its progress bars on
+    stderr.
 
     InputError: neither a folder nor a hub id, no such repository or revision. MachineError: no
     huggingface_hub, not in the cache while offline, no access to a gated repository, a failed
@@ -57,7 +56,7 @@ def resolve_source(
             "`owner/name` or `owner/name@revision`",
         )
     repo, revision = match["repo"], match["revision"]
-    path = _snapshot(repo, revision, bars=bars, offline=local_files_only, reporter=reporter)
+    path = _snapshot(repo, revision, bars=bars, reporter=reporter)
     origin = hub_origin(path)
     commit = origin.revision if origin else "unknown commit"
     reporter.note(f"{repo} at {commit}: `{path}`")
@@ -74,17 +73,16 @@ def hub_origin(path: Path) -> HubSource | None:
     return HubSource(repo="/".join(parts), revision=commit.name)
 
 
-def _snapshot(
-    repo: str, revision: str | None, *, bars: bool, offline: bool, reporter: Reporter
-) -> Path:
+def _snapshot(repo: str, revision: str | None, *, bars: bool, reporter: Reporter) -> Path:
     try:
         from huggingface_hub import constants, errors, snapshot_download
     except ImportError as error:
         raise MachineError(
             f"`{repo}` is no folder here, and reading it from the Hub needs huggingface_hub",
+            where=repo,
             hint="pip install 'specpilot[hub]', or give a folder",
         ) from error
-    offline = offline or bool(constants.HF_HUB_OFFLINE)
+    offline = bool(constants.HF_HUB_OFFLINE)
     if not offline:
         reporter.note(f"no folder `{repo}` here: asking {constants.ENDPOINT}")
     # The HTTP library differs between versions of huggingface_hub; its errors share this base.
@@ -120,7 +118,11 @@ def _explained(
 ) -> SpecPilotError:
     """Return what went wrong in this program's words."""
     if isinstance(error, errors.HFValidationError):
-        return InputError(f"not a hub id: `{asked}` ({error})", where=asked)
+        return InputError(
+            f"not a hub id: `{asked}` ({error})",
+            where=asked,
+            hint="give `owner/name` as it stands in the address of the model's page, or a folder",
+        )
     if isinstance(error, errors.GatedRepoError):
         return MachineError(
             f"`{repo}` is gated and this machine has no access to it",

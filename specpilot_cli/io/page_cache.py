@@ -22,7 +22,23 @@ def cached_share(descriptor: int, size: int) -> float:
 def drop_cached(descriptor: int, start: int, nbytes: int) -> None:
     """Drop the pages of a range that was read, the one included in which it begins."""
     first = start - start % _PAGE
-    os.posix_fadvise(descriptor, first, start + nbytes - first, os.POSIX_FADV_DONTNEED)
+    _advise(descriptor, first, start + nbytes - first, "POSIX_FADV_DONTNEED")
+
+
+def drop_all_cached(descriptor: int) -> None:
+    """Drop the pages of the whole file, as far as they are on the disk."""
+    _advise(descriptor, 0, 0, "POSIX_FADV_DONTNEED")
+
+
+def read_ahead(descriptor: int) -> None:
+    """Say that the file will be read from front to back."""
+    _advise(descriptor, 0, 0, "POSIX_FADV_SEQUENTIAL")
+
+
+def _advise(descriptor: int, start: int, nbytes: int, advice: str) -> None:
+    """Advise the system, where it takes advice: macOS has no such call."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, nbytes, getattr(os, advice))
 
 
 def _is_cached(descriptor: int, position: int) -> bool:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
-from specpilot_cli.io.page_cache import cached_share, drop_cached
+from specpilot_cli.io.page_cache import cached_share, drop_cached, read_ahead
 
 MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
@@ -172,7 +172,11 @@ class SafetensorsFile:
         try:
             return self._infos[name]
         except KeyError:
-            raise InputError(f"no tensor named `{name}`", where=str(self.path)) from None
+            raise InputError(
+                f"no tensor named `{name}`",
+                where=str(self.path),
+                hint=f"it holds {len(self._infos)} others: is it the right file, and whole?",
+            ) from None
 
     def read_array(self, name: str) -> npt.NDArray[Any]:
         """Return tensor `name` [shape] in its NUMPY_DTYPES dtype (BF16 and U16: uint16)."""
@@ -204,15 +208,8 @@ class SafetensorsFile:
         if self._stream is not None:
             return
         self._stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(self._stream, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        read_ahead(self._stream)
         self._forgets = cached_share(self._handle.fileno(), self._size) < 0.5
-
-    def read_bytes(self, name: str) -> bytes:
-        """Return the raw little-endian bytes of tensor `name`."""
-        info = self.info(name)
-        buffer = bytearray(info.nbytes)
-        self._read_at(info.start, memoryview(buffer))
-        return bytes(buffer)
 
     def _read_header(self) -> bytes:
         if self._size < 8:

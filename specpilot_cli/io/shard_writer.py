@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from specpilot_cli.errors import InputError
 from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.safetensors_stream import (
     MAX_HEADER_BYTES,
-    TensorData,
     encode_header,
     header_bound,
     tensor_nbytes,
@@ -28,8 +28,8 @@ class ShardWriter:
 
     It writes `path` in place: call it inside a folder that is not trusted yet. `longest` are
     (name, dtype, shape) of the tensors at their longest, in any order; what is added must not
-    need a longer header. With `resume`, an existing file is compared first and kept as far as it
-    is what would be written.
+    need a longer header. InputError: that header is longer than safetensors allows. With
+    `resume`, an existing file is compared first and kept as far as it is what would be written.
 
     After the block: `header` is the header as written, `kept` whether the file was there
     already, byte for byte, and `size_bytes` its length.
@@ -48,7 +48,12 @@ class ShardWriter:
         self._metadata = dict(metadata)
         self._reserved = header_bound(longest, self._metadata)
         if self._reserved > MAX_HEADER_BYTES:
-            raise ValueError(f"header of {self._reserved} bytes, the limit is {MAX_HEADER_BYTES}")
+            raise InputError(
+                f"`{path.name}` would need a header of {self._reserved} bytes, "
+                f"the limit is {MAX_HEADER_BYTES}",
+                where=str(path),
+                hint="spread the tensors over more files: --shard-size",
+            )
         self._specs: list[TensorSpec] = []
         self.header = b""
         self.kept = False
@@ -70,11 +75,6 @@ class ShardWriter:
                 self._finish()
         finally:
             self._file.close()
-
-    def add(self, name: str, tensor: TensorData) -> None:
-        """Append one tensor."""
-        self.write(tensor.memory())
-        self.end_tensor(name, tensor.dtype, tensor.shape)
 
     def write(self, data: memoryview) -> None:
         """Append bytes of a tensor that `end_tensor` will name."""

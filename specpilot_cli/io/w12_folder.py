@@ -29,27 +29,20 @@ from specpilot_cli.io.safetensors_stream import (
     parse_header,
 )
 from specpilot_cli.io.validation import validate
-from specpilot_cli.schema.w12_manifest import (
-    FORMAT_NAME,
-    MANIFEST_NAME,
-    W12Manifest,
-    W12Source,
-    W12Tensor,
-    self_digest,
-)
+from specpilot_cli.schema.w12_manifest import W12Manifest, W12Source, W12Tensor
 from specpilot_kernels.w12 import codec, layout
 from specpilot_kernels.w12.encoded import MalformedW12
-from specpilot_kernels.w12.stored import Parts, from_stored, part_shapes
+from specpilot_kernels.w12.manifest import (
+    FORMAT_NAME,
+    MANIFEST_NAME,
+    OTHER_VERSION,
+    QUANT_METHOD,
+    seal_holds,
+    unknown_number,
+)
+from specpilot_kernels.w12.stored import Parts, encoded_specs, from_stored
 from specpilot_kernels.w12.stripes import Stripe
 
-QUANT_METHOD = "w12"
-_PART_DTYPES = {
-    "records": "U8",
-    "window": "U8",
-    "escape_ptr": "I32",
-    "escape_at": "I32",
-    "escape_bits": "U16",
-}
 _CHUNK_BYTES = 1 << 20
 _CONVERT_AGAIN = "the conversion did not finish or was edited: run `specpilot convert-w12` again"
 
@@ -96,7 +89,7 @@ def read_manifest(path: Path) -> W12Manifest:
     data = parse_json(text, str(file))
     _check_versions(data, file)
     manifest = validate(data, W12Manifest, lambda _: str(file))
-    if manifest.text() != text or self_digest(manifest) != manifest.self_sha256:
+    if manifest.text() != text or not seal_holds(text):
         raise InputError(
             "the manifest does not match its own hash", where=str(file), hint=_CONVERT_AGAIN
         )
@@ -107,13 +100,9 @@ def _check_versions(data: Any, file: Path) -> None:
     found = data if isinstance(data, dict) else {}
     if found.get("format") != FORMAT_NAME:
         raise InputError(f"not a {FORMAT_NAME} manifest", where=str(file), hint=_CONVERT_AGAIN)
-    for key, known in (("version", layout.FORMAT_VERSION), ("layout", layout.LAYOUT)):
-        if found.get(key) != known:
-            raise InputError(
-                f"W12 {key} {found.get(key)!r} is unknown, this version reads {known}",
-                where=str(file),
-                hint="update specpilot, or convert the checkpoint again with this version",
-            )
+    unknown = unknown_number(found.get("version"), found.get("layout"))
+    if unknown is not None:
+        raise InputError(unknown, where=str(file), hint=OTHER_VERSION)
 
 
 class W12Folder:
@@ -273,20 +262,25 @@ class W12Folder:
             for name, dtype, shape in stored_specs(tensor):
                 file = self._shards[tensor.shard]
                 if name not in file.names:
-                    raise InputError(f"no tensor named `{name}`", where=str(file.path))
+                    raise InputError(
+                        f"no tensor named `{name}`", where=str(file.path), hint=_CONVERT_AGAIN
+                    )
                 info = file.info(name)
                 if (info.dtype, info.shape) != (dtype, shape):
                     raise InputError(
                         f"`{name}` is {info.dtype} {list(info.shape)}, "
                         f"the manifest says {dtype} {list(shape)}",
                         where=str(file.path),
+                        hint=_CONVERT_AGAIN,
                     )
                 expected[tensor.shard].add(name)
         for shard_name, file in self._shards.items():
             extra = set(file.names) - expected[shard_name]
             if extra:
                 raise InputError(
-                    f"`{min(extra)}` is not in the manifest", where=str(self.path / shard_name)
+                    f"`{min(extra)}` is not in the manifest",
+                    where=str(self.path / shard_name),
+                    hint=_CONVERT_AGAIN,
                 )
 
     def _check_sources(self) -> None:
@@ -313,17 +307,6 @@ def stored_specs(tensor: W12Tensor) -> list[tuple[str, str, tuple[int, ...]]]:
     if tensor.encoding == "stored":
         return [(tensor.name, tensor.dtype, shape)]
     return encoded_specs(tensor.name, shape, tensor.escapes or 0)
-
-
-def encoded_specs(
-    name: str, shape: tuple[int, ...], escapes: int
-) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return (name, dtype, shape) of an encoded tensor's five parts, as hashed."""
-    shapes = part_shapes(shape, escapes)
-    return [
-        (name + suffix, _PART_DTYPES[part], shapes[part])
-        for part, suffix in layout.PART_SUFFIXES.items()
-    ]
 
 
 def parts_crc32(parts: Parts) -> str:

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
+from specpilot_cli.settings import available_cores
+
 _GPU_FIELDS = (
     "uuid", "name", "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw",
     "clocks_throttle_reasons.active",
@@ -23,20 +25,13 @@ def load_average_1min() -> float | None:
         return None
 
 
-def usable_processors() -> int:
-    """Processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def describe_machine() -> dict[str, Any]:
     """Python, system, processors, load and GPUs at this moment."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
-        "cpu_count": usable_processors(),
+        "cpu_count": available_cores(),
         "load_average_1min": load_average_1min(),
         "gpus": gpu_state(),
     }

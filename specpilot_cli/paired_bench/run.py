@@ -26,7 +26,6 @@ from specpilot_cli.paired_bench.machine import (
     load_average_1min,
     mechanism_state,
     recordable,
-    usable_processors,
 )
 from specpilot_cli.paired_bench.measure import Measurement, lanes_of
 from specpilot_cli.paired_bench.plan import (
@@ -49,6 +48,7 @@ from specpilot_cli.paired_bench.types import (
     TokenPrompt,
 )
 from specpilot_cli.schema.bench_run import BenchHeader, BenchSettings, BenchSystem
+from specpilot_cli.settings import available_cores
 from specpilot_cli.ui import Reporter, SilentReporter
 
 ServerInfo = dict[str, dict[str, Any]]
@@ -253,7 +253,7 @@ def _summary(
 
 def _machine_remarks(environment: Mapping[str, Any], info: ServerInfo) -> list[str]:
     said = []
-    load, processors = environment["load_average_1min"], usable_processors()
+    load, processors = environment["load_average_1min"], available_cores()
     if load is not None and load > processors:
         said.append(f"the machine was busy: load {load:.1f} on {processors} processors")
     for name, found in info.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import platform
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -18,6 +17,7 @@ from pydantic import BaseModel
 from specpilot_cli import __version__
 from specpilot_cli.io.hashing import sha256_file, sha256_folder
 from specpilot_cli.schema.result import Envelope, InputFile
+from specpilot_cli.settings import available_cores
 
 _RECORDED_PACKAGES = ("numpy", "torch", "transformers", "sglang", "numba", "cupy-cuda13x")
 
@@ -54,9 +54,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": _cpu_name(),
-        "cpu_count": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cpu_count": available_cores(),
     }
     for package in _RECORDED_PACKAGES:
         try:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from specpilot_cli.schema.base import FileModel
-
-MANIFEST_NAME = "w12_manifest.json"
-FORMAT_NAME: Final = "specpilot-w12"
 
 
 def _inside(path: str) -> str:

@@ -47,7 +47,9 @@ def test_a_stripe_has_the_cpu_codecs_bytes_and_comes_back(bits: Bits) -> None:
     gpu.decode_stripe(stored, out)
     assert np.array_equal(out, bits)
     survey = gpu.survey_stripe(bits)
-    assert (survey.escapes, survey.window.tolist()) == (wanted.escapes, wanted.window.tolist())
+    expected = cpu.survey_stripe(bits)
+    assert np.array_equal(survey.window, expected.window)
+    assert np.array_equal(survey.escape_counts, expected.escape_counts)
     if wanted.escapes:
         records = np.empty_like(wanted.records)
         assert gpu.encode_stripe(bits, records, max_escapes=wanted.escapes - 1) is None

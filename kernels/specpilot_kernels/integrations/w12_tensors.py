@@ -98,7 +98,7 @@ def open_tensors(shards: Sequence[str | Path]) -> dict[str, LazyTensor]:
     names = {name: set(file.keys()) for name, file in files.items()}
     for entry in entries:
         _check_entry(entry, files[entry.shard], names[entry.shard], paths[entry.shard])
-        names[entry.shard] -= set(entry.stored_names())
+        names[entry.shard] -= {name for name, _, _ in entry.stored_specs()}
     for shard, left_over in names.items():
         if left_over:
             raise W12FolderError(f"`{min(left_over)}` in `{paths[shard]}` is not in the manifest")
@@ -115,15 +115,14 @@ def _open(path: Path) -> Any:
 
 
 def _check_entry(entry: TensorEntry, file: Any, present: set[str], path: Path) -> None:
-    for name in entry.stored_names():
+    if entry.encoding != "stored" and (entry.encoding, entry.dtype) != ("w12", "BF16"):
+        raise W12FolderError(f"`{entry.name}`: unknown encoding {entry.encoding!r} {entry.dtype}")
+    for name, dtype, shape in entry.stored_specs():
         if name not in present:
             raise W12FolderError(f"`{name}` is missing in `{path}`")
-    if entry.encoding == "stored":
-        found = file.get_slice(entry.name)
-        if (found.get_dtype(), tuple(found.get_shape())) != (entry.dtype, entry.shape):
+        found = file.get_slice(name)
+        if (found.get_dtype(), tuple(found.get_shape())) != (dtype, shape):
             raise W12FolderError(
-                f"`{entry.name}` in `{path}` is {found.get_dtype()} {list(found.get_shape())}, "
-                f"the manifest says {entry.dtype} {list(entry.shape)}"
+                f"`{name}` in `{path}` is {found.get_dtype()} {list(found.get_shape())}, "
+                f"the manifest says {dtype} {list(shape)}"
             )
-    elif entry.encoding != "w12" or entry.dtype != "BF16":
-        raise W12FolderError(f"`{entry.name}`: unknown encoding {entry.encoding!r} {entry.dtype}")

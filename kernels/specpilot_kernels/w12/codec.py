@@ -47,16 +47,6 @@ class Survey:
         """Bytes the encoded tensor would take."""
         return layout.encoded_tensor_nbytes(self.shape, self.escapes)
 
-    @property
-    def raw_nbytes(self) -> int:
-        """Bytes the tensor takes as BF16."""
-        return 2 * int(np.prod(self.shape, dtype=object))
-
-    @property
-    def shrinks(self) -> bool:
-        """Whether W12 takes fewer bytes than BF16."""
-        return self.nbytes < self.raw_nbytes
-
 
 def survey(bits: Bits, *, threads: int = 1) -> Survey:
     """Choose windows and count escapes of `bits` uint16 [rows, cols] or [matrices, rows, cols].

@@ -1,10 +1,11 @@
-"""The GPU codec behind the CPU codec's signatures: numpy arrays in and out.
+"""The GPU codec behind the CPU codec's interface: stripes in host memory, as numpy arrays.
 
 For converting checkpoints with `--device cuda`: arrays go through page-locked buffers to the GPU
-and back, on the calling thread's CUDA stream. Several threads may call at once. Besides the CPU
-codec's errors every function raises `GpuError`, whose message says what is wrong with the
-machine: `GpuUnavailable` where torch, a CUDA device or a package of the `gpu` extra is missing,
-`GpuMemoryError` where a tensor does not fit. `require_gpu` asks beforehand.
+and back, on torch's current stream, which is the same one for all threads that set no other.
+Several threads may call at once. Besides the CPU codec's errors every method raises `GpuError`,
+whose message says what is wrong with the machine: `GpuUnavailable` where torch, a CUDA device or a
+package of the `gpu` extra is missing, `GpuMemoryError` where a stripe does not fit. `require_gpu`
+asks beforehand.
 """
 
 from __future__ import annotations
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
 
     from specpilot_kernels.w12.device import DeviceW12
 
-__all__ = [
-    "GpuError", "GpuMemoryError", "GpuStripeCodec", "GpuUnavailable",
-    "decode", "encode", "matches", "require_gpu", "survey",
-]  # fmt: skip
+__all__ = ["GpuError", "GpuMemoryError", "GpuStripeCodec", "GpuUnavailable", "require_gpu"]
 
 Bits = npt.NDArray[np.uint16]
 Array = npt.NDArray[Any]
@@ -70,57 +68,15 @@ def require_gpu() -> str:
         return torch.cuda.get_device_name()
 
 
-def survey(bits: Bits, *, threads: int = 1) -> Survey:
-    """Choose windows and count escapes of `bits` uint16 [rows, cols] or [matrices, rows, cols].
-
-    ValueError for another dtype or rank. `threads` has no effect.
-    """
-    with _gpu():
-        parts = _encode(bits)
-        counts = np.diff(_to_host(parts.escape_ptr).astype(np.int64))
-        return Survey(bits.shape, _to_host(parts.window), counts)
-
-
-def encode(bits: Bits, *, threads: int = 1, surveyed: Survey | None = None) -> EncodedW12:
-    """Encode BF16 patterns uint16 [rows, cols] or [matrices, rows, cols]; errors as on the CPU.
-
-    `threads` and `surveyed` have no effect: the GPU chooses the windows again sooner than it
-    would take to send them there.
-    """
-    with _gpu():
-        parts = _encode(bits)
-        return EncodedW12(bits.shape, *(_to_host(getattr(parts, name)) for name in _PARTS))
-
-
-def decode(encoded: EncodedW12, *, threads: int = 1) -> Bits:
-    """Return the BF16 patterns uint16 [shape]; MalformedW12 if the parts do not fit together."""
-    encoded.check()
-    with _gpu():
-        import torch
-
-        from specpilot_kernels.w12 import device
-
-        return _to_host(device.decode(_parts_to_device(encoded)).view(torch.uint16))
-
-
-def matches(bits: Bits, encoded: EncodedW12, *, threads: int = 1) -> bool:
-    """Return whether `encoded` decodes to exactly the patterns of `bits`; errors as in `decode`."""
-    encoded.check()
-    if bits.shape != encoded.shape:
-        return False
-    matrix_stack(bits)
-    with _gpu():
-        from specpilot_kernels.w12 import device
-
-        return not int(device.compare(_to_device(bits), _parts_to_device(encoded)).item())
-
-
 class GpuStripeCodec:
-    """The `StripeCodec` of this module, on the current GPU. `require_gpu` says if there is one."""
+    """The `StripeCodec` on the current GPU. `require_gpu` says if there is one."""
 
     def survey_stripe(self, bits: Bits) -> Survey:
         """See `StripeCodec`."""
-        return survey(bits)
+        with _gpu():
+            parts = _encode(bits)
+            counts = np.diff(_to_host(parts.escape_ptr).astype(np.int64))
+            return Survey(bits.shape, _to_host(parts.window), counts)
 
     def encode_stripe(
         self, bits: Bits, records: npt.NDArray[np.uint8], *, max_escapes: int
@@ -136,7 +92,14 @@ class GpuStripeCodec:
 
     def matches_stripe(self, bits: Bits, encoded: EncodedW12) -> bool:
         """See `StripeCodec`. Both are sent to the GPU: what is judged lies in host memory."""
-        return matches(bits, encoded)
+        encoded.check()
+        if bits.shape != encoded.shape:
+            return False
+        matrix_stack(bits)
+        with _gpu():
+            from specpilot_kernels.w12 import device
+
+            return not int(device.compare(_to_device(bits), _parts_to_device(encoded)).item())
 
     def decode_stripe(self, encoded: EncodedW12, bits: Bits) -> None:
         """See `StripeCodec`."""

@@ -63,6 +63,15 @@ PART_SUFFIXES: Final = {
 }
 """Part of an encoded tensor -> suffix of the checkpoint tensor that holds it, in hashing order."""
 
+PART_DTYPES: Final = {
+    "records": "U8",
+    "window": "U8",
+    "escape_ptr": "I32",
+    "escape_at": "I32",
+    "escape_bits": "U16",
+}
+"""Part of an encoded tensor -> its dtype as safetensors names it."""
+
 FIXED_EXPONENT_BASE: Final = 0x70
 """A kernel may decode to exponent field 0x70 | offset and multiply channel n by
 2 ** (lo_n - 0x70) after the sum: `fixed_base_bits` is that decode for one weight."""

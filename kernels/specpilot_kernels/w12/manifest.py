@@ -1,7 +1,8 @@
 """What a loader needs from `w12_manifest.json`: which tensors a W12 folder holds, and where.
 
-`specpilot w12` keeps more in that file (see docs/w12.md); loaders read this part of it and refuse
-a folder whose manifest is missing, altered or of a form they do not know.
+`specpilot w12` keeps more in that file (see docs/w12-format.md); loaders read this part of it and
+refuse a folder whose manifest is missing, altered or of a form they do not know. The names, the
+numbers and the seal are decided here, for `specpilot w12` too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.stored import encoded_specs
 
 MANIFEST_NAME: Final = "w12_manifest.json"
 FORMAT_NAME: Final = "specpilot-w12"
@@ -30,6 +32,9 @@ weight it did not find at random. A `transformers_weights` that is no file name 
 and print this text instead.
 """
 
+OTHER_VERSION: Final = "update specpilot, or convert the checkpoint again with this version"
+"""What to do about a number that `unknown_number` names."""
+
 _AGAIN = "the conversion did not finish or was edited: run `specpilot convert-w12` again"
 _SEAL = re.compile(r'"self_sha256": "([0-9a-f]{64})"')
 
@@ -44,6 +49,7 @@ class TensorEntry:
 
     encoding: "w12" or "stored". dtype: safetensors name. shard: file name in the folder.
     stored_crc32: of what the folder stores, the five parts in order or the source's own bytes.
+    escapes: in the lists of a w12 tensor, else 0.
     """
 
     name: str
@@ -52,12 +58,13 @@ class TensorEntry:
     shape: tuple[int, ...]
     shard: str
     stored_crc32: str
+    escapes: int
 
-    def stored_names(self) -> tuple[str, ...]:
-        """The safetensors entries that hold this tensor."""
+    def stored_specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(name, safetensors dtype, shape) of the safetensors entries that hold this tensor."""
         if self.encoding == "stored":
-            return (self.name,)
-        return tuple(self.name + suffix for suffix in layout.PART_SUFFIXES.values())
+            return [(self.name, self.dtype, self.shape)]
+        return encoded_specs(self.name, self.shape, self.escapes)
 
 
 def read_entries(folder: Path) -> tuple[TensorEntry, ...]:
@@ -77,23 +84,28 @@ def read_entries(folder: Path) -> tuple[TensorEntry, ...]:
     if not isinstance(data, dict) or data.get("format") != FORMAT_NAME:
         raise W12FolderError(f"`{path}` is not a {FORMAT_NAME} manifest: {_AGAIN}")
     check_versions(data.get("version"), data.get("layout"), where=str(path))
-    if not _seal_holds(text):
+    if not seal_holds(text):
         raise W12FolderError(f"`{path}` does not match its own hash: {_AGAIN}")
     return tuple(_entry(tensor) for tensor in data["tensors"])
 
 
 def check_versions(version: Any, layout_number: Any, *, where: str) -> None:
     """Raise W12FolderError unless both numbers are ones that this code reads."""
+    unknown = unknown_number(version, layout_number)
+    if unknown is not None:
+        raise W12FolderError(f"{where}: {unknown}; {OTHER_VERSION}")
+
+
+def unknown_number(version: Any, layout_number: Any) -> str | None:
+    """Return which of the two numbers this code does not read, or None if it reads both."""
     known = (("version", version, layout.FORMAT_VERSION), ("layout", layout_number, layout.LAYOUT))
     for key, found, read in known:
-        if found != read:
-            raise W12FolderError(
-                f"{where}: W12 {key} {found!r} is unknown, this version of specpilot reads "
-                f"{read}; update specpilot, or convert the checkpoint again with this version"
-            )
+        if type(found) is not int or found != read:
+            return f"W12 {key} {found!r} is unknown, this version of specpilot reads {read}"
+    return None
 
 
-def _seal_holds(text: str) -> bool:
+def seal_holds(text: str) -> bool:
     """Whether `self_sha256` is the hash of the text with that value empty."""
     seals = _SEAL.findall(text)
     if not seals:
@@ -111,4 +123,5 @@ def _entry(tensor: dict[str, Any]) -> TensorEntry:
         shape=tuple(tensor["shape"]),
         shard=tensor["shard"],
         stored_crc32=tensor["stored_crc32"],
+        escapes=tensor["escapes"] or 0,
     )

@@ -41,6 +41,18 @@ def part_shapes(shape: tuple[int, ...], escapes: int) -> dict[str, tuple[int, ..
     }
 
 
+def encoded_specs(
+    name: str, shape: tuple[int, ...], escapes: int
+) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Return (name, safetensors dtype, shape) of the five entries of tensor `name` [shape], in
+    hashing order."""
+    shapes = part_shapes(shape, escapes)
+    return [
+        (name + suffix, layout.PART_DTYPES[part], shapes[part])
+        for part, suffix in layout.PART_SUFFIXES.items()
+    ]
+
+
 def stored_parts(encoded: EncodedW12) -> Parts:
     """Return the stored parts of `encoded`, which must be one that an encoder made.
 

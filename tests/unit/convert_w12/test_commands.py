@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from specpilot_cli.io.safetensors_stream import SafetensorsFile
 from specpilot_cli.main import main
-from tests.unit.convert_w12.conftest import MakeCheckpoint, digests
+from tests.unit.convert_w12.conftest import MakeCheckpoint, digests, weights
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
@@ -78,7 +79,7 @@ def test_dry_run_writes_nothing_and_says_why_tensors_stay(
     assert code == 0
     assert "embedding table" in out
     assert "F32: W12 holds BF16 weights only" in out
-    assert "4 x 128 is padded" in out
+    assert "4 × 128 pads to 128 × 128" in out
     assert "nothing was written" in out
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
@@ -90,14 +91,46 @@ def test_dry_run_says_what_disk_is_needed_and_free(
     code, result = run_json(capsys, "convert-w12", source, "--dry-run", "-o", tmp_path / "w12")
     assert code == 0
     found = result["results"]
-    assert (found["dry_run"], found["out"], result["verdict"]) == (True, None, None)
-    run(capsys, "convert-w12", source, "-o", tmp_path / "w12")
-    written = sum(file.stat().st_size for file in (tmp_path / "w12").rglob("*"))
+    assert (found["dry_run"], result["verdict"]) == (True, None)
+    assert found["out"] == str(tmp_path / "w12")
+    _, real = run_json(capsys, "convert-w12", source, "-o", tmp_path / "w12")
+    for key in ("disk_needed_bytes", "folder_bytes"):
+        assert found[key] == real["results"][key]
+    written = sum(file.stat().st_size for file in (tmp_path / "w12").rglob("*") if file.is_file())
+    # Headers and the manifest are not counted.
+    assert written - 20_000 < found["folder_bytes"] < written
     assert written < found["disk_needed_bytes"] < written + (70 << 20)
     assert found["disk_free_bytes"] > 0
     code, out, _ = run(capsys, "convert-w12", source, "--dry-run", "-o", tmp_path / "other")
-    assert "disk needed" in out
-    assert "free at" in out
+    assert re.search(r"disk needed\s+\S+ [kM]B at most \+ 67\.1 MB reserve, .*free at", out)
+
+
+def test_dry_run_says_what_is_in_the_way(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = make_checkpoint(), tmp_path / "w12"
+    words = ("convert-w12", source, "-o", target)
+    assert run(capsys, *words)[0] == 0
+    code, _, err = run(capsys, *words, "--dry-run")
+    assert code == 0
+    assert "would be refused" in err
+    assert "--force" in err
+    assert "refused" not in run(capsys, *words, "--dry-run", "--force")[2]
+    assert "is finished: a run would check it" in run(capsys, *words, "--dry-run", "--resume")[2]
+    target.rename(tmp_path / ".w12.partial")
+    assert "would remove (without --resume)" in run(capsys, *words, "--dry-run")[2]
+    assert "would continue from" in run(capsys, *words, "--dry-run", "--resume")[2]
+    assert (tmp_path / ".w12.partial" / "config.json").is_file()
+
+
+def test_quiet_dry_run_is_short(
+    make_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = make_checkpoint({f"layers.{i}.weight": weights(i, 256, 128) for i in range(40)})
+    code, out, err = run(capsys, "convert-w12", source, "--dry-run", "-q")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) < 15
+    assert "40 of 40 as W12" in out
 
 
 def test_resume_of_a_finished_folder_says_so(

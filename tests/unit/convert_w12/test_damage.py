@@ -24,8 +24,9 @@ from specpilot_cli.io.w12_folder import (
     read_folder_tensors,
     read_w12_tensors,
 )
-from specpilot_cli.schema.w12_manifest import MANIFEST_NAME, W12Manifest, sealed
+from specpilot_cli.schema.w12_manifest import W12Manifest, sealed
 from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, weights
 
 
@@ -78,26 +79,23 @@ def test_one_flipped_bit_in_each_stored_tensor_names_it(packed: Path) -> None:
     assert verify_folder(packed).verdict == "identical"
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_random_damage_anywhere(
+def test_a_file_cut_grown_or_removed_anywhere(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, template: Path
 ) -> None:
     folder = tmp_path_factory.mktemp("fuzz") / "w12"
     shutil.copytree(template, folder)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     path = data.draw(st.sampled_from(files))
-    raw = bytearray(path.read_bytes())
-    kind = data.draw(st.sampled_from(["flip", "cut", "grow", "header", "remove"]))
+    raw = path.read_bytes()
+    kind = data.draw(st.sampled_from(["cut", "grow", "remove"]))
     if kind == "remove":
         path.unlink()
     elif kind == "cut":
         path.write_bytes(raw[: data.draw(st.integers(0, len(raw) - 1))])
-    elif kind == "grow":
-        path.write_bytes(raw + data.draw(st.binary(min_size=1, max_size=9)))
     else:
-        limit = min(len(raw), 600) if kind == "header" else len(raw)
-        flip(path, data.draw(st.integers(0, limit - 1)), data.draw(st.integers(1, 255)))
+        path.write_bytes(raw + data.draw(st.binary(min_size=1, max_size=9)))
     found = outcome(folder)
     if isinstance(found, Verification):
         assert found.verdict == "mismatch"

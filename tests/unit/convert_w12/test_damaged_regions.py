@@ -54,7 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, name in enumerate(("a.weight", "b.weight", "experts.up", "d.weight")):
         shape = (2, 128, 128) if "experts" in name else (256, 128)
         bits = np.array(weights(i, *shape).data)
-        bits.reshape(-1)[7::997] = 0
+        bits.reshape(-1)[7 + i :: 997] = 0
         bits.reshape(-1)[11::1999] = 0x7FC1
         content[name] = bf16_data(bits)
     content["norm.weight"] = weights(9, 64)
@@ -214,11 +214,11 @@ def test_parts_of_two_tensors_changed_places(part: str, folder: Path) -> None:
     raw = bytearray((folder / first.file).read_bytes())
     length = min(first.end - first.start, second.end - second.start)
     a, b = (raw[r.start : r.start + length] for r in (first, second))
-    assert a != b or part == "escape places"
+    assert a != b
     raw[first.start : first.start + length], raw[second.start : second.start + length] = b, a
     (folder / first.file).write_bytes(raw)
     names = {problem.name for problem in verify_folder(folder).problems}
-    assert names == ({"a.weight", "b.weight"} if a != b else set())
+    assert names == {"a.weight", "b.weight"}
 
 
 @pytest.mark.parametrize("name", [*SHARDS, INDEX, "config.json", "tokenizer.json"])

@@ -91,8 +91,8 @@ def test_tensors_that_would_grow_stay(make_checkpoint: MakeCheckpoint) -> None:
     found = {o.name: o for o in survey_folder(open_hf_folder(source), Selection()).outcomes}
     assert "zeros or lie outside" in (found["zeros.weight"].reason or "")
     assert "16." in (found["zeros.weight"].reason or "")
-    assert "4 x 256 is padded" in (found["thin.weight"].reason or "")
-    assert "256 x 2 is padded" in (found["narrow.weight"].reason or "")
+    assert "4 × 256 pads to 128 × 256 (records are 128 × 64)" in (found["thin.weight"].reason or "")
+    assert "256 × 2 pads to 256 × 64 " in (found["narrow.weight"].reason or "")
     assert found["good.weight"].converted
     for outcome in found.values():
         assert outcome.stored_bytes <= outcome.raw_bytes

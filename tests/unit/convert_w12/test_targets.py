@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 
 from specpilot_cli.convert_w12 import convert as convert_module
+from specpilot_cli.convert_w12.convert import survey_folder
+from specpilot_cli.convert_w12.output import OutputShard
+from specpilot_cli.convert_w12.plan import Selection
 from specpilot_cli.convert_w12.restore import restore_folder
 from specpilot_cli.convert_w12.verify import verify_folder
 from specpilot_cli.errors import InputError, MachineError
-from specpilot_cli.io.hf_folder import open_hf_folder
+from specpilot_cli.io.hf_folder import open_hf_folder, why_left_out
 from specpilot_cli.io.safetensors_stream import bf16_data, write_safetensors
 from specpilot_cli.io.shard_writer import ShardWriter
 from specpilot_cli.io.w12_folder import read_folder_tensors
@@ -204,7 +207,7 @@ def test_leftover_weights_are_left_out_and_named(
     (source / ".cache").mkdir()
     (source / ".cache" / "x.lock").write_bytes(b"")
     done = convert(source, tmp_path / "w12")
-    assert done.left_out == ("consolidated.safetensors", "pytorch_model.bin")
+    assert done.left_out == (".cache/", "consolidated.safetensors", "pytorch_model.bin")
     assert sorted(digests(tmp_path / "w12")) == [
         "config.json",
         "model.safetensors",
@@ -256,15 +259,107 @@ def test_killed_conversion_leaves_nothing_to_trust(
     assert verify_folder(target, source).verdict == "identical"
 
 
-def test_interrupted_conversion_cleans_up(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["_clear", "finish_folder"])
+def test_interrupted_conversion_keeps_only_what_it_wrote(
+    place: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make_checkpoint({"a.weight": bf16_data(np.full((128, 128), 0x3C00, np.uint16))})
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert_module, "finish_folder", interrupt)
+    monkeypatch.setattr(convert_module, place.removeprefix("_"), interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "w12")
+    left = [] if place == "_clear" else [".w12.partial"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [*left, "model"]
+
+
+def test_an_error_of_the_input_keeps_nothing(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint()
+
+    def fail(*_: Any) -> None:
+        raise InputError("altered")
+
+    monkeypatch.setattr(convert_module, "finish_folder", fail)
+    with pytest.raises(InputError, match="altered"):
+        convert(source, tmp_path / "w12")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_hidden_entries_and_linked_folders_are_left_out_and_named(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint()
+    (source / ".git" / "objects").mkdir(parents=True)
+    (source / ".git" / "objects" / "aa").write_bytes(b"x")
+    (source / ".gitattributes").write_text("*.safetensors filter=lfs", encoding="utf-8")
+    (source / "templates" / ".hidden").write_text("x", encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "adapter.json").write_text("{}", encoding="utf-8")
+    (source / "adapter").symlink_to(tmp_path / "elsewhere")
+    done = convert(source, tmp_path / "w12")
+    reasons = {name: why_left_out(name) for name in done.left_out}
+    assert reasons == {
+        ".git/": "hidden", ".gitattributes": "hidden", "templates/.hidden": "hidden",
+        "adapter/": "a link to a folder",
+    }  # fmt: skip
+    assert not {name.removesuffix("/") for name in done.left_out} & set(digests(tmp_path / "w12"))
+
+
+def test_room_for_the_worst_weights_is_asked_for(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5 % zeros take 14.4 bits per weight; a disk with room for 12.1 would have filled up."""
+    bits = np.array(weights(0, 1024, 1024).data)
+    bits[np.random.default_rng(0).random(bits.shape) < 0.05] = 0
+    source = make_checkpoint({"a.weight": bf16_data(bits)})
+    opened = open_hf_folder(source)
+    found = survey_folder(opened, Selection())
+    assert found.outcomes[0].bits_per_weight == pytest.approx(14.4, abs=0.1)
+    reserve = found.need.reserve_bytes
+    # The file at its longest, and beside it the lists, which wait until the records are written.
+    records = 64 * 2 * 12288
+    assert found.need.content_bytes == 2 * bits.nbytes - records + found.carried_bytes
+    assert found.folder_bytes + reserve < found.need.total_bytes
+    for missing, fits in ((1, False), (0, True)):
+        free = found.need.total_bytes - missing
+        assert free > bits.size * 12.1 / 8 + reserve
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, n=free: SimpleNamespace(free=n))
+        if fits:
+            convert(source, tmp_path / "w12")
+        else:
+            with pytest.raises(MachineError, match="not enough room"):
+                convert(source, tmp_path / "w12")
+
+
+def test_no_moment_takes_more_disk_than_was_asked_for(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All lists of a zero-rich shard wait in temporary files while its file grows."""
+    bits = np.array(weights(0, 2048, 1024).data)
+    bits[np.random.default_rng(0).random(bits.shape) < 0.08] = 0
+    odd = np.arange(5_000_003, dtype=np.uint32).astype(np.uint8)
+    source = make_checkpoint({"a.weight": bf16_data(bits), "odd": odd, "b.weight": bf16_data(bits)})
+    taken: list[int] = []
+    finish = ShardWriter._finish
+
+    def watched(self: ShardWriter) -> None:
+        files = [f for f in tmp_path.rglob("*") if ".w12.partial" in f.as_posix() and f.is_file()]
+        taken.append(waiting[-1] + sum(f.stat().st_size for f in files))
+        finish(self)
+
+    waiting: list[int] = []
+    write_late = OutputShard._write_late
+
+    def noted(self: OutputShard) -> None:
+        waiting.append(sum(late.spool.size_bytes for late in self._late.values()))
+        write_late(self)
+
+    monkeypatch.setattr(OutputShard, "_write_late", noted)
+    monkeypatch.setattr(ShardWriter, "_finish", watched)
+    need = convert(source, tmp_path / "w12").need
+    assert 6_000_000 < waiting[0] < taken[0]
+    assert taken[0] <= need.total_bytes

@@ -164,7 +164,7 @@ def test_parts_that_contradict_each_other(
     assert torch.equal(load(source).state_dict()[PROJECTION][:, 3], torch.zeros(128))
     assert torch.equal(bits(load(tmp_path / "w12"))[PROJECTION], bits(load(source))[PROJECTION])
     edit_tensors(tmp_path / "w12", edit)
-    with pytest.raises(W12FolderError, match=f"`{PROJECTION}`"):
+    with pytest.raises(W12FolderError, match=f"`{PROJECTION}"):
         load(tmp_path / "w12")
 
 

@@ -18,8 +18,8 @@ from specpilot_cli.io.append_file import AppendFile
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks per chunk, so that a few kilobytes cross many boundaries."""
-    monkeypatch.setattr(append_file, "_CHUNK", 8192)
-    monkeypatch.setattr(append_file, "_AHEAD", 16384)
+    monkeypatch.setattr(append_file, "CHUNK_BYTES", 8192)
+    monkeypatch.setattr(append_file, "AHEAD_BYTES", 16384)
     monkeypatch.setattr(append_file, "_spare", [])
     monkeypatch.setattr(append_file, "_COMPARED", 1000)
 

@@ -19,9 +19,10 @@ from tests.unit.io.hub_server import COMMIT, REPO, Hub, serve
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty Hub cache."""
+    """An empty Hub cache, and no network."""
     folder = tmp_path / "hub-cache"
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return folder
 
 
@@ -68,14 +69,14 @@ def test_a_folder_is_itself_even_if_it_looks_like_a_hub_id(
 
 @pytest.mark.parametrize("source", [REPO, f"{REPO}@main", f"{REPO}@{COMMIT}"])
 def test_offline_the_cache_answers(source: str, cached: Path) -> None:
-    assert resolve_source(source, local_files_only=True) == cached
+    assert resolve_source(source) == cached
 
 
 def test_converting_a_snapshot_leaves_the_cache_alone_and_names_the_commit(
     cached: Path, tmp_path: Path
 ) -> None:
     before = digests(cached.parent.parent)
-    done = convert(resolve_source(REPO, local_files_only=True), tmp_path / "w12")
+    done = convert(resolve_source(REPO), tmp_path / "w12")
     assert digests(cached.parent.parent) == before
     assert not any(file.is_symlink() for file in (tmp_path / "w12").rglob("*"))
     assert done.left_out == ("pytorch_model.bin",)
@@ -126,19 +127,19 @@ def test_a_file_is_no_folder_and_no_hub_id(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_name_the_hub_would_not_accept(cache: Path) -> None:
     with pytest.raises(InputError, match="not a hub id"):
-        resolve_source("acme/ti--ny", local_files_only=True)
+        resolve_source("acme/ti--ny")
 
 
 @pytest.mark.parametrize("source", ["acme/other", f"{REPO}@v2"])
 def test_offline_and_not_cached(source: str, cached: Path) -> None:
     with pytest.raises(MachineError, match="not completely in the Hub cache"):
-        resolve_source(source, local_files_only=True)
+        resolve_source(source)
 
 
 def test_a_cached_snapshot_without_its_weights_is_refused_by_name(cached: Path) -> None:
     (cached / "model.safetensors").unlink()
     with pytest.raises(InputError, match="holds no safetensors weights"):
-        open_hf_folder(resolve_source(REPO, local_files_only=True))
+        open_hf_folder(resolve_source(REPO))
 
 
 def test_without_the_extra(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,8 @@ def test_without_a_device_the_gpu_codec_says_so() -> None:
 
     from specpilot_kernels.w12 import gpu_codec
 
-    for call in (gpu_codec.require_gpu, lambda: gpu_codec.encode(np.zeros((2, 2), np.uint16))):
+    codec, bits = gpu_codec.GpuStripeCodec(), np.zeros((2, 2), np.uint16)
+    for call in (gpu_codec.require_gpu, lambda: codec.survey_stripe(bits)):
         with pytest.raises(gpu_codec.GpuUnavailable, match="no CUDA device"):
             call()
 
@@ -280,10 +281,14 @@ def test_too_little_gpu_memory_is_an_error_of_the_machine(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(launch, "capability", lambda: (9, 0))
     monkeypatch.setattr(gpu_codec, "_to_device", full)
-    bits = np.zeros((2, 2), np.uint16)
-    for call in (gpu_codec.encode, gpu_codec.survey):
+    codec, bits = gpu_codec.GpuStripeCodec(), np.zeros((2, 2), np.uint16)
+    records = np.empty((1, 1, 12288), np.uint8)
+    for call in (
+        lambda: codec.survey_stripe(bits),
+        lambda: codec.encode_stripe(bits, records, max_escapes=4),
+    ):
         with pytest.raises(gpu_codec.GpuMemoryError, match=r"memory: CUDA.*Tried 2 GiB\.$"):
-            call(bits)
+            call()
 
 
 def test_an_empty_compiler_log_changes_no_byte_of_the_interpreter(

@@ -102,14 +102,14 @@ def test_long_names_take_two_lines_at_most(name: str) -> None:
 
 def test_reasons_that_differ_in_a_decimal_number_are_one_row() -> None:
     outcomes = [
-        kept("a", "W12 would take 96.08 bits per weight: 16 x 512 is padded"),
-        kept("b", "W12 would take 96.1 bits per weight: 16 x 512 is padded"),
-        kept("c", "W12 would take 96.08 bits per weight: 8 x 512 is padded"),
+        kept("a", "W12 would take 96.08 bits per weight: 16 × 512 pads"),
+        kept("b", "W12 would take 96.1 bits per weight: 16 × 512 pads"),
+        kept("c", "W12 would take 96.08 bits per weight: 8 × 512 pads"),
         kept("d", "norm"),
     ]
     assert kept_rows(outcomes) == (
-        ("W12 would take 96.08 to 96.1 bits per weight: 16 x 512 is padded", "2", "64 B", "a"),
-        ("W12 would take 96.08 bits per weight: 8 x 512 is padded", "1", "32 B", "c"),
+        ("W12 would take 96.08 to 96.1 bits per weight: 16 × 512 pads", "2", "64 B", "a"),
+        ("W12 would take 96.08 bits per weight: 8 × 512 pads", "1", "32 B", "c"),
         ("norm", "1", "32 B", "d"),
     )
 

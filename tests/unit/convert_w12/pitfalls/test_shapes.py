@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specpilot_cli.io.hf_folder import open_hf_folder
-from specpilot_cli.io.safetensors_stream import bf16_data
+from specpilot_cli.io.safetensors_stream import SafetensorsFile, bf16_data
 from specpilot_kernels.w12 import codec, layout
 from tests.unit.convert_w12.conftest import MakeCheckpoint, weights
 from tests.unit.convert_w12.pitfalls.conftest import Cli, ThereAndBack
@@ -49,7 +49,7 @@ def test_pitfall_09_matrices_that_padding_would_inflate_stay(
     for name, (n_rows, n_cols) in shapes.items():
         row = rows[f"{name}.weight"]
         assert row["encoding"] == "stored"
-        assert f"{n_rows} x {n_cols} is padded" in row["reason"]
+        assert f"{n_rows} × {n_cols} pads to " in row["reason"]
         assert row["stored_bytes"] == row["raw_bytes"]
     assert 12 + 8.25 / 384 < rows["k384.weight"]["bits_per_weight"] < 12.03
 
@@ -90,8 +90,8 @@ def test_pitfall_11_counts_beyond_two_to_the_31_do_not_wrap(tmp_path: Path) -> N
     )
     counts = np.full(rows, cols, dtype=np.int64)
     found = codec.Survey((rows, cols), np.zeros(rows, np.uint8), counts)
-    assert (found.escapes, found.raw_nbytes) == (rows * cols, 2 * rows * cols)
-    assert not found.shrinks
+    assert found.escapes == rows * cols
+    assert found.nbytes == layout.encoded_nbytes(rows, cols, rows * cols)
     # More escapes than a pointer can count are refused, not cut off.
     with pytest.raises(ValueError, match="escapes, the format holds"):
         codec.encode(np.zeros((1, 1), np.uint16), surveyed=found)
@@ -103,19 +103,31 @@ def test_pitfall_11_files_beyond_four_gigabytes_are_addressed(tmp_path: Path) ->
     folder = tmp_path / "large"
     folder.mkdir()
     (folder / "config.json").write_text("{}", encoding="utf-8")
-    end = 2 * rows * cols
+    end, offset = 2 * rows * cols, (1 << 32) + 1000
     header = (
         f'{{"a.weight":{{"dtype":"BF16","shape":[{rows},{cols}],"data_offsets":[0,{end}]}},'
         f'"b":{{"dtype":"U8","shape":[3],"data_offsets":[{end},{end + 3}]}}}}'
     ).encode()
     with (folder / "model.safetensors").open("wb") as handle:
         handle.write(len(header).to_bytes(8, "little") + header)
-        handle.seek(end, 1)  # a hole: takes no room on the disk
-        handle.write(b"xyz")
+        # Holes take no room on the disk.
+        for place, data in ((offset, b"mark"), (end, b"xyz")):
+            handle.seek(8 + len(header) + place)
+            handle.write(data)
     opened = open_hf_folder(folder)
     assert opened.tensor_bytes == end + 3
     assert [info.nbytes for _, info in opened.tensors] == [end, 3]
     assert opened.tensors[1][1].start == 8 + len(header) + end
+    with SafetensorsFile(folder / "model.safetensors") as file:
+        assert file.read_array("b").tobytes() == b"xyz"
+        found = bytearray(12)
+        for way in ("at random", "from front to back"):
+            file.read_into(file.info("a.weight"), offset - 4, memoryview(found))
+            assert found == bytes(4) + b"mark" + bytes(4), way
+            file.read_once()
+        large = bytearray(1 << 17)  # large enough to be read ahead
+        file.read_into(file.info("a.weight"), offset, memoryview(large))
+        assert large == b"mark".ljust(1 << 17, b"\0")
 
 
 def test_pitfall_12_fused_projections_convert_like_their_parts(
