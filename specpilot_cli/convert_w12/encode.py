@@ -46,8 +46,7 @@ class SourceStream:
 
     def read(self, info: TensorInfo, piece: Piece, slot: Slot) -> npt.NDArray[np.uint8]:
         """Return the bytes of a piece, and hash those that were not hashed before."""
-        raw = slot.raw(piece.nbytes)
-        self.file.read_into(info, piece.start, raw.data)
+        raw = self.file.read_pages(info, piece.start, piece.nbytes, slot.room(piece.nbytes))
         # The chain's length is a file offset: the header went into it first.
         known = self.chain.nbytes - info.start - piece.start
         if known < piece.nbytes:
@@ -94,8 +93,7 @@ def survey_tensor(crew: Crew, file: SafetensorsFile, info: TensorInfo, shard: st
     found = _Windows()
 
     def load(piece: Piece, slot: Slot) -> Future[_Surveyed]:
-        raw = slot.raw(piece.nbytes)
-        file.read_into(info, piece.start, raw.data)
+        raw = file.read_pages(info, piece.start, piece.nbytes, slot.room(piece.nbytes))
         return crew.submit(slot, _survey, crew, raw, info)
 
     def finish(_: Piece, slot: Slot, loaded: Future[Future[_Surveyed]]) -> bool:

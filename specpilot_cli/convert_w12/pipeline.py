@@ -22,13 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.io.hashing import Crc32
+from specpilot_cli.io.page_memory import page_memory
 from specpilot_cli.io.safetensors_stream import byte_view
+from specpilot_cli.io.source_file import SPARE_BYTES
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.stripes import STRIPE_WEIGHTS, Stripe, StripeCodec, stripes
 
 T = TypeVar("T")
 
 PIECE_BYTES = 2 * STRIPE_WEIGHTS
+_RECORDS_BYTES = PIECE_BYTES * 3 // 4
 # Buffers that a very wide row block made larger than this are given back after use.
 _KEPT_BYTES = 2 * PIECE_BYTES
 _IN_FLIGHT_BYTES = 16 * PIECE_BYTES
@@ -79,17 +82,21 @@ class Slot:
         self._records = np.empty(0, np.uint8)
 
     def raw(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return room for `nbytes` bytes of BF16, uint8 [nbytes]."""
+        """Return room for `nbytes` bytes of BF16, uint8 [nbytes], beginning on a page."""
         if self._raw.size < nbytes:
-            self._raw = np.empty(max(nbytes, PIECE_BYTES), np.uint8)
+            self._raw = page_memory(max(nbytes, PIECE_BYTES + SPARE_BYTES))
         return self._raw[:nbytes]
+
+    def room(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return room for `SafetensorsFile.read_pages` to find `nbytes` bytes of BF16 in."""
+        return self.raw(nbytes + SPARE_BYTES)
 
     def records(self, blocks: int, cols: int) -> npt.NDArray[np.uint8]:
         """Return room for records, uint8 [blocks, column blocks, 12288]."""
         shape = (blocks, layout.grid(1, cols)[1], layout.RECORD_BYTES)
         nbytes = shape[0] * shape[1] * shape[2]
         if self._records.size < nbytes:
-            self._records = np.empty(max(nbytes, PIECE_BYTES), np.uint8)
+            self._records = page_memory(max(nbytes, _RECORDS_BYTES))
         return self._records[:nbytes].reshape(shape)
 
     def hold(self) -> None:

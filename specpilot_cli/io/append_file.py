@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from specpilot_cli.io.page_cache import drop_all_cached
+from specpilot_cli.io.page_memory import PAGE, Bytes, page_memory
 
-_BLOCK = 4096
 CHUNK_BYTES = 8 << 20
 _BUFFERS = 4
 # Writes under way at once: beside busy processors one alone leaves the disk idle between two.
@@ -30,18 +28,15 @@ _WRITERS = 3
 AHEAD_BYTES = 256 << 20
 _COMPARED = 1 << 20
 
-Bytes = npt.NDArray[np.uint8]
-
-
 # Buffers of files that were closed: first use of new memory costs as much as copying to it.
 _spare: list[Bytes] = []
 
 
 def _take_buffer() -> Bytes:
-    """Return a chunk's buffer; it begins on a page, which direct writes ask for."""
+    """Return a chunk's buffer."""
     with contextlib.suppress(IndexError):
         return _spare.pop()
-    return np.frombuffer(mmap.mmap(-1, CHUNK_BYTES), np.uint8)
+    return page_memory(CHUNK_BYTES)
 
 
 class AppendFile:
@@ -155,7 +150,7 @@ class AppendFile:
         elif self._base <= position <= self._base + self._fill:
             self._fill = position - self._base
             return
-        self._base = position - position % _BLOCK
+        self._base = position - position % PAGE
         self._fill = position - self._base
         before = os.pread(self._fd, self._fill, self._base)
         self._buffer[: self._fill] = 0

@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
-from specpilot_cli.io.page_cache import cached_share, drop_cached, read_ahead
+from specpilot_cli.io.page_memory import Bytes
+from specpilot_cli.io.source_file import SourceFile
 
 MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
-_STREAMED = 1 << 16
 # beyond any array library; a zero beside them would hide the rest from the byte count
 _MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
 
@@ -121,10 +122,8 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stream: int | None = None
-        self._forgets = False
         try:
-            self._handle: BinaryIO = path.open("rb", buffering=0)
+            self._file = SourceFile(path)
         except OSError as error:
             raise InputError(
                 f"cannot open safetensors file: {error.strerror or error}",
@@ -132,11 +131,11 @@ class SafetensorsFile:
                 hint="is the path right, and may this user read it?",
             ) from error
         try:
-            self._size = os.fstat(self._handle.fileno()).st_size
+            self._size = self._file.size_bytes
             self.header_bytes = self._read_header()
             self.metadata, self._infos = parse_header(path, self.header_bytes, self._size)
         except BaseException:
-            self._handle.close()
+            self._file.close()
             raise
 
     def __enter__(self) -> Self:
@@ -152,10 +151,7 @@ class SafetensorsFile:
 
     def close(self) -> None:
         """Close the file; reading afterwards raises ValueError."""
-        self._handle.close()
-        if self._stream is not None:
-            os.close(self._stream)
-            self._stream = None
+        self._file.close()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -187,34 +183,24 @@ class SafetensorsFile:
 
     def read_into(self, info: TensorInfo, offset: int, target: memoryview) -> None:
         """Fill `target` with bytes of a tensor of this file, from its byte `offset` on."""
-        if offset < 0 or offset + target.nbytes > info.nbytes:
-            raise ValueError(f"`{info.name}` has no bytes {offset} to {offset + target.nbytes}")
-        start = info.start + offset
-        if self._stream is None or target.nbytes < _STREAMED:
-            self._read_at(start, target)
-            return
-        self._read_at(start, target, self._stream)
-        if self._forgets:
-            drop_cached(self._stream, start, target.nbytes)
+        self._read_at(self._place(info, offset, target.nbytes), target)
+
+    def read_pages(self, info: TensorInfo, offset: int, nbytes: int, room: Bytes) -> Bytes:
+        """Return bytes of a tensor, uint8 [nbytes], in `room`: see `SourceFile.read_pages`."""
+        start = self._place(info, offset, nbytes)
+        with self._end_is_said():
+            return self._file.read_pages(start, nbytes, room)
 
     def read_once(self) -> None:
-        """Say that `read_into` will read the file from front to back, once.
-
-        The system then reads ahead, and drops from its cache what was read, unless most of the
-        file was cached before: what the user had there stays. Using few pages again and again
-        also takes a fraction of the processor time of filling the cache. Small reads, which may
-        lie anywhere, do not disturb the reading ahead.
-        """
-        if self._stream is not None:
-            return
-        self._stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        read_ahead(self._stream)
-        self._forgets = cached_share(self._handle.fileno(), self._size) < 0.5
+        """Say that the file will be read from front to back, see `SourceFile.read_once`."""
+        self._file.read_once()
 
     def _read_header(self) -> bytes:
         if self._size < 8:
             raise _bad(self.path, f"truncated: {self._size} bytes, the header length needs 8")
-        length = int.from_bytes(os.pread(self._handle.fileno(), 8, 0), "little")
+        prefix = bytearray(8)
+        self._read_at(0, memoryview(prefix))
+        length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER_BYTES:
             raise _bad(
                 self.path, f"header too large: {length} bytes, the limit is {MAX_HEADER_BYTES}"
@@ -228,14 +214,21 @@ class SafetensorsFile:
         self._read_at(8, memoryview(header))
         return bytes(header)
 
-    def _read_at(self, start: int, view: memoryview, stream: int | None = None) -> None:
-        descriptor = self._handle.fileno() if stream is None else stream
-        done = 0
-        while done < view.nbytes:
-            count = os.preadv(descriptor, [view[done:]], start + done)
-            if count == 0:
-                raise _bad(self.path, f"truncated while reading: ends at byte {start + done}")
-            done += count
+    def _place(self, info: TensorInfo, offset: int, nbytes: int) -> int:
+        if offset < 0 or offset + nbytes > info.nbytes:
+            raise ValueError(f"`{info.name}` has no bytes {offset} to {offset + nbytes}")
+        return info.start + offset
+
+    def _read_at(self, start: int, view: memoryview) -> None:
+        with self._end_is_said():
+            self._file.read_into(start, view)
+
+    @contextmanager
+    def _end_is_said(self) -> Iterator[None]:
+        try:
+            yield
+        except EOFError as error:
+            raise _bad(self.path, f"truncated while reading: {error}") from error
 
 
 def _bad(path: Path, message: str) -> InputError:
