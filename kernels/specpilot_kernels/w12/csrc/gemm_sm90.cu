@@ -1,0 +1,562 @@
+// W12 GEMM for Hopper (sm_90a): y[m, n] = sum_k x[m, k] * W[n, k], W in W12 layout 1.
+//
+// Reading order: the types and the work split, the PTX helpers, the three roles (producer,
+// escapes, consumers), the end of a tile, the kernel.
+//
+// One CTA has ten warps and, with its ring of stages, half of an SM:
+//
+//   warps 0-3  consumer of channels  0..63 of a tile    decode -> wgmma, A from registers
+//   warps 4-7  consumer of channels 64..127 of a tile   the same
+//   warp  8    producer: bulk copies of records, tensor copies of activations, one ring
+//   warp  9    escapes: the exact values of weights outside their channel's window
+//
+// Half of an SM, because the next kernel's CTAs then fit beside ours: launched with programmatic
+// dependent launch they fill their rings with weights while we still compute.
+//
+// Work split (stream-K). Output channels form tiles of 128, inputs form blocks of 64; tile t and
+// block k make one unit, which is one record of 12,288 bytes, and units are numbered tile by tile:
+//
+//   units   | tile 0: k 0 .. kb-1 | tile 1: k 0 .. kb-1 | tile 2 ...        |
+//   CTAs    |  0         |  1          |  2         |  3          |  4 ...  |
+//
+// CTA c of G takes units floor(c U / G) .. floor((c+1) U / G) - 1. The part of a tile in one CTA is
+// a segment. A tile of one segment is finished from registers. Otherwise every segment writes its
+// sums to the workspace and the CTA that comes last adds them up, always in the order of c:
+// the result depends neither on timing nor, since the split ignores the rows, on the batch.
+//
+// Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (1: read only the
+// 8-bit view of each record and put the dropped mantissa bits at their midpoint), STREAM_ONLY (1:
+// move every byte, multiply nothing; the floor that benchmarks print beside the kernel).
+
+#ifndef COLS
+#define COLS 8
+#endif
+#ifndef STAGES
+#define STAGES 8
+#endif
+#ifndef VIEW_ONLY
+#define VIEW_ONLY 0
+#endif
+#ifndef STREAM_ONLY
+#define STREAM_ONLY 0
+#endif
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+constexpr int kTileRows = 128;       // channels of a record
+constexpr int kBlockCols = 64;       // inputs of a record
+constexpr int kViewBytes = 8192;     // bytes 0..8191 of a record: the 8-bit view
+constexpr int kRecordBytes = 12288;  // view and low plane
+constexpr int kFetchBytes = VIEW_ONLY ? kViewBytes : kRecordBytes;
+constexpr int kInputBytes = COLS * kBlockCols * 2;  // one block of activations
+constexpr int kConsumers = 256;
+constexpr int kThreads = 320;
+constexpr int kAccumulators = COLS / 2;  // floats per consumer thread: 64 x COLS over 128 threads
+
+// CUtensorMap of x: bfloat16 [rows, inputs], box [COLS, 64], 128-byte swizzle, zeros outside.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+struct Params {
+  const u8* records;       // [tiles, blocks, 12288]
+  const float* scale;      // [tiles * 128]: 2^(lo - 112), or 0 for a channel held in escapes alone
+  const int* escape_ptr;   // [tiles + 1]
+  const u64* escapes;      // per tile, by channel then column: column | channel << 32 | bits << 48
+  const u16* x;            // bfloat16 [rows, x_stride]
+  const u16* bias;         // bfloat16 [channels], or null
+  u16* y;                  // bfloat16 [rows, y_stride]
+  float* partials;         // [2 * CTAs, 128 * COLS]
+  float* corrections;      // [tiles, 128, COLS]: only rows named in `corrected` are written
+  u32* corrected;          // [tiles, 4]: bit r = channel r of the tile has a correction
+  u32* arrivals;           // [tiles], zero between launches
+  long long x_stride;      // elements
+  long long y_stride;      // elements
+  int rows;                // 1..COLS
+  int channels;
+  int tiles;
+  int blocks;              // units per tile
+};
+
+struct Segment {
+  int tile;
+  int first;   // first block
+  int count;   // blocks, at least 1
+};
+
+// ---- PTX helpers -------------------------------------------------------------------------------
+
+// The 32-bit address of a generic pointer to shared memory.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// Prepare a barrier that completes a phase after `arrivals` arrivals and all expected bytes.
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// Arrive once and announce `bytes` that the copy engine will write in this phase.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Wait until the phase of the given parity has completed; the hardware suspends the thread.
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Copy `bytes` of global memory to shared memory in the background; weights are read once, so L2
+// may drop them first.
+__device__ __forceinline__ void copy_weights(u32 target, const void* source, u32 bytes, u32 barrier,
+                                             u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(target), "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Copy the box of x that begins at column `column` of row 0, swizzled as wgmma reads it.
+__device__ __forceinline__ void copy_inputs(u32 target, const TensorMap& map, int column,
+                                            u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(target), "l"(&map), "r"(column), "r"(0), "r"(barrier)
+      : "memory");
+}
+
+// Let the next kernel of the stream start; it still waits for our results by itself.
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Wait until every kernel this one was launched to depend on has ended and its writes are visible.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// A barrier of the 256 consumer threads alone.
+__device__ __forceinline__ void consumers_meet() {
+  asm volatile("bar.sync 1, 256;" ::: "memory");
+}
+
+// Order our register writes before the wgmma that reads them.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Wait until at most `pending` committed groups are unfinished.
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Four bytes of `low` and `high` (numbered 0-3 and 4-7), chosen by the nibbles of `order`.
+__device__ __forceinline__ u32 permute(u32 low, u32 high, u32 order) {
+  return __byte_perm(low, high, order);
+}
+
+// Read 16 bytes of shared memory.
+__device__ __forceinline__ void load16(u32 address, u32 (&words)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address));
+}
+
+// Descriptor of a [COLS, 64] bfloat16 block in shared memory, 128-byte swizzle, k contiguous:
+// address / 16, 1024 bytes from one group of eight rows to the next, swizzle mode 1.
+__device__ __forceinline__ u64 inputs_descriptor(u32 address) {
+  return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{1} << 16) | ((address & 0x3FFFF) >> 4);
+}
+
+// acc [64, COLS] += A [64, 16] (registers) x B [16, COLS] (shared memory), asynchronously.
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D8(i) D4(i), D4(i + 4)
+#define WGMMA_IN(a, b) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+__device__ __forceinline__ void wgmma(float (&d)[kAccumulators], const u32 (&a)[4], u64 b) {
+#if COLS == 8
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0,%1,%2,%3}, {%4,%5,%6,%7}, %8,"
+      " 1, 1, 1, 0;"
+      : D4(0) : WGMMA_IN(a, b));
+#elif COLS == 16
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7},"
+      " {%8,%9,%10,%11}, %12, 1, 1, 1, 0;"
+      : D8(0) : WGMMA_IN(a, b));
+#elif COLS == 32
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,"
+      "%8,%9,%10,%11,%12,%13,%14,%15}, {%16,%17,%18,%19}, %20, 1, 1, 1, 0;"
+      : D8(0), D8(8) : WGMMA_IN(a, b));
+#elif COLS == 48
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,"
+      "%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, {%24,%25,%26,%27}, %28,"
+      " 1, 1, 1, 0;"
+      : D8(0), D8(8), D8(16) : WGMMA_IN(a, b));
+#elif COLS == 64
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,"
+      "%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
+      "%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+      : D8(0), D8(8), D8(16), D8(24) : WGMMA_IN(a, b));
+#else
+#error "COLS must be 8, 16, 32, 48 or 64"
+#endif
+}
+
+// ---- the work split ----------------------------------------------------------------------------
+
+// The first unit of CTA `cta`.
+__device__ __forceinline__ long long first_unit(int cta, long long units) {
+  return cta * units / gridDim.x;
+}
+
+// The CTA that has unit `unit`.
+__device__ __forceinline__ int owner(long long unit, long long units) {
+  return static_cast<int>(((unit + 1) * gridDim.x - 1) / units);
+}
+
+// The segment that begins at `unit` and ends with its tile or before `end`.
+__device__ __forceinline__ Segment segment_at(long long unit, long long end, int blocks) {
+  const int tile = static_cast<int>(unit / blocks);
+  const int first = static_cast<int>(unit - static_cast<long long>(tile) * blocks);
+  const long long left = end - unit;
+  const int to_tile_end = blocks - first;
+  return {tile, first, left < to_tile_end ? static_cast<int>(left) : to_tile_end};
+}
+
+struct Shared {
+  u32 inputs;   // STAGES blocks of activations, 1024-byte aligned
+  u32 records;  // STAGES records
+  u32 full;     // STAGES barriers: a stage has landed
+  u32 empty;    // STAGES barriers: every consumer warp is done with a stage
+};
+
+// ---- producer ----------------------------------------------------------------------------------
+
+__device__ void produce(const Params& p, const TensorMap& map, const Shared& s, long long begin,
+                        long long end) {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const u8* source = p.records + begin * kRecordBytes;
+  const int total = static_cast<int>(end - begin);
+  const int ahead = total < STAGES ? total : STAGES;
+  const int first_block = static_cast<int>(begin % p.blocks);
+
+  // Weights never change, so the ring fills before the previous kernel has written our inputs.
+  for (int i = 0; i < ahead; ++i) {
+    barrier_expect(s.full + 8 * i, kFetchBytes + kInputBytes);
+    copy_weights(s.records + i * kFetchBytes, source + static_cast<long long>(i) * kRecordBytes,
+                 kFetchBytes, s.full + 8 * i, policy);
+  }
+  wait_for_previous_kernel();
+  int block = first_block;
+  for (int i = 0; i < ahead; ++i) {
+    copy_inputs(s.inputs + i * kInputBytes, map, block * kBlockCols, s.full + 8 * i);
+    if (++block == p.blocks) block = 0;
+  }
+  int stage = 0;
+  u32 parity = 0;
+  for (int i = ahead; i < total; ++i) {
+    barrier_wait(s.empty + 8 * stage, parity);
+    barrier_expect(s.full + 8 * stage, kFetchBytes + kInputBytes);
+    copy_weights(s.records + stage * kFetchBytes, source + static_cast<long long>(i) * kRecordBytes,
+                 kFetchBytes, s.full + 8 * stage, policy);
+    copy_inputs(s.inputs + stage * kInputBytes, map, block * kBlockCols, s.full + 8 * stage);
+    if (++block == p.blocks) block = 0;
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
+}
+
+// ---- escapes -----------------------------------------------------------------------------------
+
+__device__ __forceinline__ float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
+
+// The channel's sums so far leave the registers of the warp: lane l has rows l and l + 32.
+__device__ __forceinline__ void store_correction(const Params& p, int tile, int channel, float low,
+                                                 float high) {
+  const int lane = threadIdx.x % 32;
+  float* row = p.corrections + (static_cast<long long>(tile) * kTileRows + channel) * COLS;
+  if (lane < COLS) row[lane] = low;
+  if (COLS > 32 && lane + 32 < COLS) row[lane + 32] = high;
+  if (lane == 0) p.corrected[tile * 4 + channel / 32] |= 1u << (channel % 32);
+}
+
+// Sum (true weight - placeholder) * x over the escapes of each channel of a tile, columns rising.
+// The placeholder is what the consumers decode there: 12 zero bits, that is scale * 2^-15
+// (with the midpoint: * 1.0625 if only the view is read).
+__device__ void correct_tile(const Params& p, int tile) {
+  constexpr int kBatch = 8;  // escapes whose inputs are in flight together
+  const int lane = threadIdx.x % 32;
+  const float placeholder_unit = VIEW_ONLY ? 0x1.1p-15f : 0x1p-15f;
+  if (lane < 4) p.corrected[tile * 4 + lane] = 0;
+  __syncwarp();
+  const int end = p.escape_ptr[tile + 1];
+  int channel = -1;
+  float low = 0.f, high = 0.f;
+  for (int base = p.escape_ptr[tile]; base < end; base += 32) {
+    const int have = min(32, end - base);
+    const u64 mine = lane < have ? p.escapes[base + lane] : 0;
+    const u32 mine_rest = static_cast<u32>(mine >> 32);
+    const float mine_placeholder =
+        p.scale[tile * kTileRows + (mine_rest & 0xFFFF)] * placeholder_unit;
+    for (int batch = 0; batch < have; batch += kBatch) {
+      u32 x_low[kBatch], x_high[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const long long column = static_cast<u32>(__shfl_sync(~0u, mine, batch + i));
+        const bool real = batch + i < have;
+        x_low[i] = real && lane < p.rows ? p.x[lane * p.x_stride + column] : 0;
+        x_high[i] =
+            COLS > 32 && real && lane + 32 < p.rows ? p.x[(lane + 32) * p.x_stride + column] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const u32 rest = __shfl_sync(~0u, mine_rest, batch + i);
+        const float placeholder = __shfl_sync(~0u, mine_placeholder, batch + i);
+        if (batch + i >= have) continue;
+        const int next = rest & 0xFFFF;
+        if (next != channel) {
+          if (channel >= 0) store_correction(p, tile, channel, low, high);
+          channel = next, low = 0.f, high = 0.f;
+        }
+        const float weight = from_bf16(rest >> 16);
+        low = fmaf(-placeholder, from_bf16(x_low[i]), fmaf(weight, from_bf16(x_low[i]), low));
+        if (COLS > 32)
+          high = fmaf(-placeholder, from_bf16(x_high[i]), fmaf(weight, from_bf16(x_high[i]), high));
+      }
+    }
+  }
+  if (channel >= 0) store_correction(p, tile, channel, low, high);
+}
+
+// The CTA with a tile's first block has the tile's escapes. `done` counts its segments.
+__device__ void correct(const Params& p, volatile u32* done, long long begin, long long end) {
+  wait_for_previous_kernel();
+  u32 segments = 0;
+  for (long long unit = begin; unit < end;) {
+    const Segment segment = segment_at(unit, end, p.blocks);
+    if (segment.first == 0) {
+      correct_tile(p, segment.tile);
+      __threadfence();
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) *done = ++segments;
+    unit += segment.count;
+  }
+}
+
+// ---- consumers ---------------------------------------------------------------------------------
+
+// Eight weights to bfloat16 with exponent field 0x70 | offset, in the order of the A operand:
+// high byte = sign 0111 e3 e2 e1, low byte = e0 m6 m5 m4 m3 m2 m1 m0. `view` holds one byte per
+// weight, `low` two nibbles per byte: m3..m0 of weights 0-3 below those of weights 4-7.
+__device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4]) {
+  const u32 high0 = (view0 & 0x87878787) | 0x38383838;
+  const u32 high1 = (view1 & 0x87878787) | 0x38383838;
+  u32 low0 = (view0 << 1) & 0xF0F0F0F0;
+  u32 low1 = (view1 << 1) & 0xF0F0F0F0;
+#if VIEW_ONLY
+  low0 |= 0x08080808;
+  low1 |= 0x08080808;
+#else
+  low0 |= low & 0x0F0F0F0F;
+  low1 |= (low >> 4) & 0x0F0F0F0F;
+#endif
+  a[0] = permute(low0, high0, 0x5140);
+  a[1] = permute(low0, high0, 0x7362);
+  a[2] = permute(low1, high1, 0x5140);
+  a[3] = permute(low1, high1, 0x7362);
+}
+
+// Finish a tile: scale, corrections, bias, rounding, store. Thread (warp w, lane l) of a warpgroup
+// has channels 16 w + l / 4 (+ 8) and, in each group of eight, rows 2 (l % 4) and the one after.
+__device__ __forceinline__ void store_tile(const Params& p, int tile,
+                                           const float (&d)[kAccumulators]) {
+  const int lane = threadIdx.x % 32;
+  const int in_tile = threadIdx.x / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int channel = in_tile + 8 * half;
+    const int column = tile * kTileRows + channel;
+    const float scale = p.scale[column];
+    const u32 word = __ldcg(p.corrected + tile * 4 + channel / 32);
+    const bool corrected = word >> (channel % 32) & 1;
+    const float* correction =
+        p.corrections + (static_cast<long long>(tile) * kTileRows + channel) * COLS;
+    if (column >= p.channels) continue;
+    const float bias = p.bias ? from_bf16(p.bias[column]) : 0.f;
+#pragma unroll
+    for (int group = 0; group < COLS / 8; ++group) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int row = group * 8 + lane % 4 * 2 + odd;
+        if (row >= p.rows) continue;
+        float sum = d[group * 4 + half * 2 + odd] * scale;
+        if (corrected) sum += __ldcg(correction + row);
+        sum += bias;
+        u16 rounded;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(sum));
+        p.y[row * p.y_stride + column] = rounded;
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float4* partial_slot(const Params& p, int slot) {
+  return reinterpret_cast<float4*>(p.partials + static_cast<long long>(slot) * kTileRows * COLS) +
+         threadIdx.x;
+}
+
+// A segment that is not a whole tile: leave the sums in the workspace; whoever is last among the
+// tile's CTAs adds them up in the order of the CTAs and finishes the tile.
+__device__ __forceinline__ void join_tile(const Params& p, int tile, long long units,
+                                          float (&d)[kAccumulators], u32* shared_flag) {
+  const long long tile_begin = static_cast<long long>(tile) * p.blocks;
+  const int first = owner(tile_begin, units);
+  const int last = owner(tile_begin + p.blocks - 1, units);
+  const int self = blockIdx.x;
+  // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
+  const auto slot_of = [&](int cta) { return 2 * cta + (first_unit(cta, units) < tile_begin); };
+  float4* own = partial_slot(p, slot_of(self));
+#pragma unroll
+  for (int i = 0; i < kAccumulators / 4; ++i)
+    __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  __threadfence();
+  consumers_meet();
+  if (threadIdx.x == 0) {
+    const u32 before = atomicAdd(p.arrivals + tile, 1);
+    const bool is_last = before == static_cast<u32>(last - first);
+    if (is_last) p.arrivals[tile] = 0;
+    __threadfence();
+    *shared_flag = is_last;
+  }
+  consumers_meet();
+  if (!*shared_flag) return;
+#pragma unroll
+  for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
+  for (int cta = first; cta <= last; ++cta) {
+    const float4* slot = partial_slot(p, slot_of(cta));
+#pragma unroll
+    for (int i = 0; i < kAccumulators / 4; ++i) {
+      const float4 v = __ldcg(slot + i * kConsumers);
+      d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
+    }
+  }
+  store_tile(p, tile, d);
+}
+
+__device__ void consume(const Params& p, const Shared& s, volatile u32* escapes_done,
+                        u32* shared_flag, long long begin, long long end) {
+  const int group = threadIdx.x / 128;
+  const int thread = threadIdx.x % 128;
+  const int lane = threadIdx.x % 32;
+  const u32 view = s.records + group * 4096 + thread * 16;
+  const u32 low_plane = s.records + kViewBytes + group * 2048 + thread * 16;
+  const long long units = static_cast<long long>(p.tiles) * p.blocks;
+  float d[kAccumulators];
+  u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
+  int stage = 0;
+  u32 parity = 0, segments = 0;
+  for (long long unit = begin; unit < end;) {
+    const Segment segment = segment_at(unit, end, p.blocks);
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
+    int previous = -1;  // the stage whose activations the tensor cores may still be reading
+    for (int block = 0; block < segment.count; ++block) {
+      barrier_wait(s.full + 8 * stage, parity);
+#if STREAM_ONLY
+      __syncwarp();
+      if (previous >= 0 && lane == 0) barrier_arrive(s.empty + 8 * previous);
+#else
+      u32 low[4] = {};
+#if !VIEW_ONLY
+      load16(low_plane + stage * kFetchBytes, low);
+#endif
+      const u64 inputs = inputs_descriptor(s.inputs + stage * kInputBytes);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        u32 bytes[4];
+        load16(view + stage * kFetchBytes + half * 2048, bytes);
+        wgmma_wait<1>();  // the set we are about to overwrite is no longer read
+        if (half == 1 && previous >= 0 && lane == 0) barrier_arrive(s.empty + 8 * previous);
+        decode(bytes[0], bytes[1], low[2 * half], a[half][0]);
+        decode(bytes[2], bytes[3], low[2 * half + 1], a[half][1]);
+        wgmma_fence();
+        // 16 inputs are 32 bytes: two descriptor units.
+        wgmma(d, a[half][0], inputs + 4 * half);
+        wgmma(d, a[half][1], inputs + 4 * half + 2);
+        wgmma_commit();
+      }
+#endif
+      previous = stage;
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(s.empty + 8 * previous);
+    ++segments;
+    while (*escapes_done < segments) {
+    }
+    __threadfence_block();
+    if (segment.count == p.blocks)
+      store_tile(p, segment.tile, d);
+    else
+      join_tile(p, segment.tile, units, d, shared_flag);
+    unit += segment.count;
+  }
+}
+
+// ---- the kernel --------------------------------------------------------------------------------
+
+extern "C" __global__ void __launch_bounds__(kThreads, 2)
+    w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) u8 ring[];
+  __shared__ __align__(8) u64 barriers[2 * STAGES];
+  __shared__ u32 escapes_done;
+  __shared__ u32 shared_flag;
+  const u32 base = shared_address(ring);
+  const Shared s{base, base + STAGES * kInputBytes, shared_address(barriers),
+                 shared_address(barriers + STAGES)};
+  const long long units = static_cast<long long>(p.tiles) * p.blocks;
+  const long long begin = first_unit(blockIdx.x, units);
+  const long long end = first_unit(blockIdx.x + 1, units);
+
+  if (threadIdx.x == 0) {
+    escapes_done = 0;
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(s.full + 8 * i, 1);
+      barrier_init(s.empty + 8 * i, kConsumers / 32);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  let_next_kernel_start();
+
+  const int warp = threadIdx.x / 32;
+  if (warp < 8)
+    consume(p, s, &escapes_done, &shared_flag, begin, end);
+  else if (warp == 8 && threadIdx.x % 32 == 0)
+    produce(p, map, s, begin, end);
+  else if (warp == 9)
+    correct(p, &escapes_done, begin, end);
+}
