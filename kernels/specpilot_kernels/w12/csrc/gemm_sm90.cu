@@ -19,10 +19,15 @@
 //   units   | tile 0: k 0 .. kb-1 | tile 1: k 0 .. kb-1 | tile 2 ...        |
 //   CTAs    |  0         |  1          |  2         |  3          |  4 ...  |
 //
-// CTA c of G takes units floor(c U / G) .. floor((c+1) U / G) - 1. The part of a tile in one CTA is
-// a segment. A tile of one segment is finished from registers. Otherwise every segment writes its
-// sums to the workspace and the CTA that comes last adds them up, always in the order of c:
-// the result depends neither on timing nor, since the split ignores the rows, on the batch.
+// Each CTA takes floor(U / G) neighbouring units, the first U mod G CTAs one more. The part of a
+// tile in one CTA is a segment. A tile of one segment is finished from registers. Otherwise every
+// segment writes its sums to the workspace and the CTA that comes last adds them up, always in the
+// order of the CTAs: the result depends neither on timing nor, since the split ignores the rows,
+// on the batch.
+//
+// Hand-over. Loading must not pause between kernels. While our CTA issues loads it is counted in
+// `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its
+// ring while we drain ours, add up and store.
 //
 // Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (1: read only the
 // 8-bit view of each record and put the dropped mantissa bits at their midpoint), STREAM_ONLY (1:
@@ -36,6 +41,9 @@
 #endif
 #ifndef VIEW_ONLY
 #define VIEW_ONLY 0
+#endif
+#ifndef PREFETCH
+#define PREFETCH 0
 #endif
 #ifndef STREAM_ONLY
 #define STREAM_ONLY 0
@@ -70,15 +78,16 @@ struct Params {
   const u16* bias;         // bfloat16 [channels], or null
   u16* y;                  // bfloat16 [rows, y_stride]
   float* partials;         // [2 * CTAs, 128 * COLS]
-  float* corrections;      // [tiles, 128, COLS]: only rows named in `corrected` are written
-  u32* corrected;          // [tiles, 4]: bit r = channel r of the tile has a correction
+  float* corrections;      // [CTAs, 128, COLS]: only channels named in `corrected` are written
   u32* arrivals;           // [tiles], zero between launches
+  u32* issuing;            // [SMs]: CTAs of ours on that SM with loads still to issue
   long long x_stride;      // elements
   long long y_stride;      // elements
   int rows;                // 1..COLS
   int channels;
-  int tiles;
   int blocks;              // units per tile
+  int share;               // floor(units / CTAs)
+  int longer;              // units mod CTAs: so many CTAs have one unit more
 };
 
 struct Segment {
@@ -128,6 +137,11 @@ __device__ __forceinline__ void copy_weights(u32 target, const void* source, u32
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1], %2, [%3], %4;" ::"r"(target), "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
+}
+
+// Ask for `bytes` of weights to be brought into L2.
+__device__ __forceinline__ void prefetch_weights(const void* source, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
 }
 
 // Copy the box of x that begins at column `column` of row 0, swizzled as wgmma reads it.
@@ -227,24 +241,24 @@ __device__ __forceinline__ void wgmma(float (&d)[kAccumulators], const u32 (&a)[
 // ---- the work split ----------------------------------------------------------------------------
 
 // The first unit of CTA `cta`.
-__device__ __forceinline__ long long first_unit(int cta, long long units) {
-  return cta * units / gridDim.x;
+__device__ __forceinline__ int first_unit(const Params& p, int cta) {
+  return cta * p.share + min(cta, p.longer);
 }
 
 // The CTA that has unit `unit`.
-__device__ __forceinline__ int owner(long long unit, long long units) {
-  return static_cast<int>(((unit + 1) * gridDim.x - 1) / units);
+__device__ __forceinline__ int owner(const Params& p, int unit) {
+  const int in_longer = p.longer * (p.share + 1);
+  return unit < in_longer ? unit / (p.share + 1) : p.longer + (unit - in_longer) / p.share;
 }
 
 // The segment that begins at `unit` and ends with its tile or before `end`.
-__device__ __forceinline__ Segment segment_at(long long unit, long long end, int blocks) {
-  const int tile = static_cast<int>(unit / blocks);
-  const int first = static_cast<int>(unit - static_cast<long long>(tile) * blocks);
-  const long long left = end - unit;
-  const int to_tile_end = blocks - first;
-  return {tile, first, left < to_tile_end ? static_cast<int>(left) : to_tile_end};
+__device__ __forceinline__ Segment segment_at(const Params& p, int unit, int end) {
+  const int tile = unit / p.blocks;
+  const int first = unit - tile * p.blocks;
+  return {tile, first, min(end - unit, p.blocks - first)};
 }
 
+// Shared memory as 32-bit addresses.
 struct Shared {
   u32 inputs;   // STAGES blocks of activations, 1024-byte aligned
   u32 records;  // STAGES records
@@ -252,25 +266,49 @@ struct Shared {
   u32 empty;    // STAGES barriers: every consumer warp is done with a stage
 };
 
+// What the roles tell each other through shared memory.
+struct Signals {
+  volatile u32 previous_done;   // 1: the previous kernel has ended
+  volatile u32 segments_ready;  // segments whose corrections are complete
+  volatile u32 corrected[2][4];  // per segment (even, odd): bit r = channel r has a correction
+  volatile u32 comes_last;      // 1: our segment was the last of its tile
+};
+
 // ---- producer ----------------------------------------------------------------------------------
 
-__device__ void produce(const Params& p, const TensorMap& map, const Shared& s, long long begin,
-                        long long end) {
+__device__ __forceinline__ u32 sm_index() {
+  u32 index;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(index));
+  return index;
+}
+
+// Wait until no other CTA of this SM issues loads, or the previous kernel has ended.
+__device__ __forceinline__ void take_over(u32* issuing, const Signals& signals) {
+  atomicAdd(issuing, 1);
+  while (!signals.previous_done && *reinterpret_cast<volatile u32*>(issuing) > 1) {
+  }
+}
+
+__device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
+                        const Signals& signals, int begin, int end) {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  const u8* source = p.records + begin * kRecordBytes;
-  const int total = static_cast<int>(end - begin);
-  const int ahead = total < STAGES ? total : STAGES;
-  const int first_block = static_cast<int>(begin % p.blocks);
+  const u8* source = p.records + static_cast<long long>(begin) * kRecordBytes;
+  const int total = end - begin;
+  const int ahead = min(total, STAGES);
+  int block = begin % p.blocks;
+  u32* issuing = p.issuing + sm_index();
+  take_over(issuing, signals);
 
   // Weights never change, so the ring fills before the previous kernel has written our inputs.
   for (int i = 0; i < ahead; ++i) {
     barrier_expect(s.full + 8 * i, kFetchBytes + kInputBytes);
-    copy_weights(s.records + i * kFetchBytes, source + static_cast<long long>(i) * kRecordBytes,
-                 kFetchBytes, s.full + 8 * i, policy);
+    copy_weights(s.records + i * kFetchBytes, source, kFetchBytes, s.full + 8 * i, policy);
+    source += kRecordBytes;
   }
+  for (int i = 0; i < min(total - ahead, PREFETCH); ++i)
+    prefetch_weights(source + i * kRecordBytes, kFetchBytes);
   wait_for_previous_kernel();
-  int block = first_block;
   for (int i = 0; i < ahead; ++i) {
     copy_inputs(s.inputs + i * kInputBytes, map, block * kBlockCols, s.full + 8 * i);
     if (++block == p.blocks) block = 0;
@@ -280,89 +318,132 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s, 
   for (int i = ahead; i < total; ++i) {
     barrier_wait(s.empty + 8 * stage, parity);
     barrier_expect(s.full + 8 * stage, kFetchBytes + kInputBytes);
-    copy_weights(s.records + stage * kFetchBytes, source + static_cast<long long>(i) * kRecordBytes,
-                 kFetchBytes, s.full + 8 * stage, policy);
+    copy_weights(s.records + stage * kFetchBytes, source, kFetchBytes, s.full + 8 * stage, policy);
     copy_inputs(s.inputs + stage * kInputBytes, map, block * kBlockCols, s.full + 8 * stage);
+    source += kRecordBytes;
     if (++block == p.blocks) block = 0;
     if (++stage == STAGES) stage = 0, parity ^= 1;
   }
+  atomicSub(issuing, 1);
 }
 
 // ---- escapes -----------------------------------------------------------------------------------
 
 __device__ __forceinline__ float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
-// The channel's sums so far leave the registers of the warp: lane l has rows l and l + 32.
-__device__ __forceinline__ void store_correction(const Params& p, int tile, int channel, float low,
-                                                 float high) {
-  const int lane = threadIdx.x % 32;
-  float* row = p.corrections + (static_cast<long long>(tile) * kTileRows + channel) * COLS;
-  if (lane < COLS) row[lane] = low;
-  if (COLS > 32 && lane + 32 < COLS) row[lane + 32] = high;
-  if (lane == 0) p.corrected[tile * 4 + channel / 32] |= 1u << (channel % 32);
+// 32 escapes, one per lane.
+struct Escapes {
+  u32 column;
+  u32 channel_and_bits;  // channel of the tile | bits << 16
+  float placeholder;     // what the consumers decode there: 12 zero bits, or the midpoint
+};
+
+// Constant data: may be read before the previous kernel has ended.
+__device__ __forceinline__ Escapes load_escapes(const Params& p, int tile, int base, int end) {
+  constexpr float kUnit = VIEW_ONLY ? 0x1.1p-15f : 0x1p-15f;
+  const int index = base + static_cast<int>(threadIdx.x % 32);
+  if (index >= end) return {~0u, 0, 0.f};
+  const u64 escape = __ldg(p.escapes + index);
+  const u32 rest = static_cast<u32>(escape >> 32);
+  return {static_cast<u32>(escape), rest,
+          __ldg(p.scale + tile * kTileRows + (rest & 0xFFFF)) * kUnit};
 }
 
-// Sum (true weight - placeholder) * x over the escapes of each channel of a tile, columns rising.
-// The placeholder is what the consumers decode there: 12 zero bits, that is scale * 2^-15
-// (with the midpoint: * 1.0625 if only the view is read).
-__device__ void correct_tile(const Params& p, int tile) {
-  constexpr int kBatch = 8;  // escapes whose inputs are in flight together
+// Lane l sums rows l % COLS (and l + 32 of 64). `channel` is the one it is at.
+struct Correction {
+  float low, high;
+  int channel;
+};
+
+__device__ __forceinline__ void store_correction(const Params& p, const Correction& c) {
   const int lane = threadIdx.x % 32;
-  const float placeholder_unit = VIEW_ONLY ? 0x1.1p-15f : 0x1p-15f;
-  if (lane < 4) p.corrected[tile * 4 + lane] = 0;
-  __syncwarp();
-  const int end = p.escape_ptr[tile + 1];
-  int channel = -1;
-  float low = 0.f, high = 0.f;
-  for (int base = p.escape_ptr[tile]; base < end; base += 32) {
-    const int have = min(32, end - base);
-    const u64 mine = lane < have ? p.escapes[base + lane] : 0;
-    const u32 mine_rest = static_cast<u32>(mine >> 32);
-    const float mine_placeholder =
-        p.scale[tile * kTileRows + (mine_rest & 0xFFFF)] * placeholder_unit;
-    for (int batch = 0; batch < have; batch += kBatch) {
-      u32 x_low[kBatch], x_high[kBatch];
+  if (c.channel < 0) return;
+  float* row = p.corrections + (blockIdx.x * kTileRows + c.channel) * COLS;
+  if (lane < COLS) row[lane] = c.low;
+  if (COLS > 32 && lane + 32 < COLS) row[lane + 32] = c.high;
+}
+
+// Sum (true weight - placeholder) * x over the escapes of a segment, by channel, columns rising.
+// The inputs of a batch are on their way together: a lane loads row l % COLS of every
+// (32 / COLS)-th escape, or rows l and l + 32 of each.
+__device__ void correct_segment(const Params& p, const Segment& segment, Escapes mine, int base,
+                                int end, volatile u32 (&corrected)[4]) {
+  constexpr int kSide = COLS < 32 ? 32 / COLS : 1;  // escapes per load instruction
+  constexpr int kLoads = COLS > 32 ? 8 : COLS > 16 ? 16 : 32 / kSide;
+  constexpr int kBatch = kLoads * kSide;
+  const int lane = threadIdx.x % 32;
+  const int row = lane % COLS;
+  const bool has_low = row < p.rows;
+  const bool has_high = COLS > 32 && row + 32 < p.rows;
+  const u16* x_low = p.x + row * p.x_stride;
+  const u16* x_high = x_low + 32 * p.x_stride;
+  const u32 first_column = segment.first * kBlockCols;
+  const u32 columns = segment.count * kBlockCols;
+  u32 mask = 0;  // lane l < 4: channels 32 l .. 32 l + 31
+  Correction sum{0.f, 0.f, -1};
+  while (base < end) {
+    const u32 inside = __ballot_sync(~0u, mine.column - first_column < columns);
+    base += 32;
+    const Escapes next = load_escapes(p, segment.tile, base, end);
+#pragma unroll 1
+    for (int batch = 0; batch < 32; batch += kBatch) {
+      const u32 wanted = kBatch == 32 ? inside : inside >> batch & ((1u << kBatch % 32) - 1);
+      if (!wanted) continue;
+      u16 in_low[kLoads], in_high[kLoads];
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const long long column = static_cast<u32>(__shfl_sync(~0u, mine, batch + i));
-        const bool real = batch + i < have;
-        x_low[i] = real && lane < p.rows ? p.x[lane * p.x_stride + column] : 0;
-        x_high[i] =
-            COLS > 32 && real && lane + 32 < p.rows ? p.x[(lane + 32) * p.x_stride + column] : 0;
+      for (int i = 0; i < kLoads; ++i) {
+        const int escape = i * kSide + lane / COLS % kSide;
+        const u32 column = __shfl_sync(~0u, mine.column, batch + escape);
+        const bool real = wanted >> escape & 1;
+        in_low[i] = real && has_low ? x_low[column] : u16{0};
+        in_high[i] = real && has_high ? x_high[column] : u16{0};
       }
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const u32 rest = __shfl_sync(~0u, mine_rest, batch + i);
-        const float placeholder = __shfl_sync(~0u, mine_placeholder, batch + i);
-        if (batch + i >= have) continue;
-        const int next = rest & 0xFFFF;
-        if (next != channel) {
-          if (channel >= 0) store_correction(p, tile, channel, low, high);
-          channel = next, low = 0.f, high = 0.f;
+      for (int escape = 0; escape < kBatch; ++escape) {
+        const u32 rest = __shfl_sync(~0u, mine.channel_and_bits, batch + escape);
+        const float placeholder = __shfl_sync(~0u, mine.placeholder, batch + escape);
+        const float x0 =
+            from_bf16(__shfl_sync(~0u, u32{in_low[escape / kSide]}, escape % kSide * COLS + row));
+        const float x1 = from_bf16(in_high[escape / kSide]);
+        if (!(wanted >> escape & 1)) continue;
+        const int channel = rest & 0xFFFF;
+        if (channel != sum.channel) {
+          store_correction(p, sum);
+          sum = {0.f, 0.f, channel};
+          if (lane == channel / 32) mask |= 1u << (channel % 32);
         }
         const float weight = from_bf16(rest >> 16);
-        low = fmaf(-placeholder, from_bf16(x_low[i]), fmaf(weight, from_bf16(x_low[i]), low));
-        if (COLS > 32)
-          high = fmaf(-placeholder, from_bf16(x_high[i]), fmaf(weight, from_bf16(x_high[i]), high));
+        sum.low = fmaf(-placeholder, x0, fmaf(weight, x0, sum.low));
+        if (COLS > 32) sum.high = fmaf(-placeholder, x1, fmaf(weight, x1, sum.high));
       }
     }
+    mine = next;
   }
-  if (channel >= 0) store_correction(p, tile, channel, low, high);
+  store_correction(p, sum);
+  if (lane < 4) corrected[lane] = mask;
 }
 
-// The CTA with a tile's first block has the tile's escapes. `done` counts its segments.
-__device__ void correct(const Params& p, volatile u32* done, long long begin, long long end) {
+__device__ void correct(const Params& p, Signals& signals, u32 tile_done, int begin, int end) {
+  const int lane = threadIdx.x % 32;
+  Segment segment = segment_at(p, begin, end);
+  int base = __ldg(p.escape_ptr + segment.tile);
+  int limit = __ldg(p.escape_ptr + segment.tile + 1);
+  Escapes mine = load_escapes(p, segment.tile, base, limit);
   wait_for_previous_kernel();
-  u32 segments = 0;
-  for (long long unit = begin; unit < end;) {
-    const Segment segment = segment_at(unit, end, p.blocks);
-    if (segment.first == 0) {
-      correct_tile(p, segment.tile);
-      __threadfence();
-    }
+  if (lane == 0) signals.previous_done = 1;
+  for (u32 done = 0, unit = begin;;) {
+    correct_segment(p, segment, mine, base, limit, signals.corrected[done % 2]);
+    __threadfence_block();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) *done = ++segments;
+    if (lane == 0) signals.segments_ready = done + 1;
     unit += segment.count;
+    if (unit >= end) break;
+    // The consumers must have read the corrections of the segment before this one's are written.
+    segment = segment_at(p, unit, end);
+    base = limit, limit = __ldg(p.escape_ptr + segment.tile + 1);
+    mine = load_escapes(p, segment.tile, base, limit);
+    barrier_wait(tile_done, done % 2);
+    ++done;
   }
 }
 
@@ -389,70 +470,75 @@ __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4
   a[3] = permute(low1, high1, 0x7362);
 }
 
-// Finish a tile: scale, corrections, bias, rounding, store. Thread (warp w, lane l) of a warpgroup
-// has channels 16 w + l / 4 (+ 8) and, in each group of eight, rows 2 (l % 4) and the one after.
+// Bring the sums to their true scale and add the corrections of the segment. Thread (warp w,
+// lane l) has channels 16 w + l / 4 (+ 8) and, in each group of eight, rows 2 (l % 4) and the next.
+__device__ __forceinline__ void scale_and_correct(const Params& p, int tile,
+                                                  const volatile u32 (&corrected)[4],
+                                                  float (&d)[kAccumulators]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int channel = threadIdx.x / 32 * 16 + lane / 4 + 8 * half;
+    const float scale = __ldg(p.scale + tile * kTileRows + channel);
+#pragma unroll
+    for (int i = 0; i < kAccumulators / 2; ++i) d[i / 2 * 4 + half * 2 + i % 2] *= scale;
+    if (corrected[channel / 32] >> (channel % 32) & 1) {
+      const float* row = p.corrections + (blockIdx.x * kTileRows + channel) * COLS + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kAccumulators / 2; ++i)
+        d[i / 2 * 4 + half * 2 + i % 2] += __ldcg(row + i / 2 * 8 + i % 2);
+    }
+  }
+}
+
+// Bias, rounding, store.
 __device__ __forceinline__ void store_tile(const Params& p, int tile,
                                            const float (&d)[kAccumulators]) {
   const int lane = threadIdx.x % 32;
-  const int in_tile = threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int channel = in_tile + 8 * half;
-    const int column = tile * kTileRows + channel;
-    const float scale = p.scale[column];
-    const u32 word = __ldcg(p.corrected + tile * 4 + channel / 32);
-    const bool corrected = word >> (channel % 32) & 1;
-    const float* correction =
-        p.corrections + (static_cast<long long>(tile) * kTileRows + channel) * COLS;
+    const int column = tile * kTileRows + threadIdx.x / 32 * 16 + lane / 4 + 8 * half;
     if (column >= p.channels) continue;
     const float bias = p.bias ? from_bf16(p.bias[column]) : 0.f;
+    u16* y = p.y + column + lane % 4 * 2 * p.y_stride;
 #pragma unroll
-    for (int group = 0; group < COLS / 8; ++group) {
-#pragma unroll
-      for (int odd = 0; odd < 2; ++odd) {
-        const int row = group * 8 + lane % 4 * 2 + odd;
-        if (row >= p.rows) continue;
-        float sum = d[group * 4 + half * 2 + odd] * scale;
-        if (corrected) sum += __ldcg(correction + row);
-        sum += bias;
-        u16 rounded;
-        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(sum));
-        p.y[row * p.y_stride + column] = rounded;
-      }
+    for (int i = 0; i < kAccumulators / 2; ++i) {
+      const int row = i / 2 * 8 + i % 2;
+      if (row + lane % 4 * 2 >= p.rows) continue;
+      u16 rounded;
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(d[i / 2 * 4 + half * 2 + i % 2] + bias));
+      y[row * p.y_stride] = rounded;
     }
   }
 }
 
 __device__ __forceinline__ float4* partial_slot(const Params& p, int slot) {
-  return reinterpret_cast<float4*>(p.partials + static_cast<long long>(slot) * kTileRows * COLS) +
-         threadIdx.x;
+  return reinterpret_cast<float4*>(p.partials) + slot * (kTileRows * COLS / 4) + threadIdx.x;
 }
 
 // A segment that is not a whole tile: leave the sums in the workspace; whoever is last among the
 // tile's CTAs adds them up in the order of the CTAs and finishes the tile.
-__device__ __forceinline__ void join_tile(const Params& p, int tile, long long units,
-                                          float (&d)[kAccumulators], u32* shared_flag) {
-  const long long tile_begin = static_cast<long long>(tile) * p.blocks;
-  const int first = owner(tile_begin, units);
-  const int last = owner(tile_begin + p.blocks - 1, units);
-  const int self = blockIdx.x;
+__device__ __forceinline__ void join_tile(const Params& p, int tile, Signals& signals,
+                                          float (&d)[kAccumulators]) {
+  const int tile_begin = tile * p.blocks;
+  const int first = owner(p, tile_begin);
+  const int last = owner(p, tile_begin + p.blocks - 1);
   // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
-  const auto slot_of = [&](int cta) { return 2 * cta + (first_unit(cta, units) < tile_begin); };
-  float4* own = partial_slot(p, slot_of(self));
+  const auto slot_of = [&](int cta) { return 2 * cta + (first_unit(p, cta) < tile_begin); };
+  float4* own = partial_slot(p, slot_of(blockIdx.x));
 #pragma unroll
   for (int i = 0; i < kAccumulators / 4; ++i)
     __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-  __threadfence();
   consumers_meet();
   if (threadIdx.x == 0) {
-    const u32 before = atomicAdd(p.arrivals + tile, 1);
-    const bool is_last = before == static_cast<u32>(last - first);
-    if (is_last) p.arrivals[tile] = 0;
+    __threadfence();  // after the barrier it covers what all consumers wrote
+    const bool comes_last = atomicAdd(p.arrivals + tile, 1) == static_cast<u32>(last - first);
+    if (comes_last) p.arrivals[tile] = 0;
     __threadfence();
-    *shared_flag = is_last;
+    signals.comes_last = comes_last;
   }
   consumers_meet();
-  if (!*shared_flag) return;
+  if (!signals.comes_last) return;
 #pragma unroll
   for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
   for (int cta = first; cta <= last; ++cta) {
@@ -466,20 +552,19 @@ __device__ __forceinline__ void join_tile(const Params& p, int tile, long long u
   store_tile(p, tile, d);
 }
 
-__device__ void consume(const Params& p, const Shared& s, volatile u32* escapes_done,
-                        u32* shared_flag, long long begin, long long end) {
+__device__ void consume(const Params& p, const Shared& s, Signals& signals, u32 tile_done,
+                        int begin, int end) {
   const int group = threadIdx.x / 128;
   const int thread = threadIdx.x % 128;
   const int lane = threadIdx.x % 32;
   const u32 view = s.records + group * 4096 + thread * 16;
   const u32 low_plane = s.records + kViewBytes + group * 2048 + thread * 16;
-  const long long units = static_cast<long long>(p.tiles) * p.blocks;
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
   int stage = 0;
   u32 parity = 0, segments = 0;
-  for (long long unit = begin; unit < end;) {
-    const Segment segment = segment_at(unit, end, p.blocks);
+  for (int unit = begin; unit < end;) {
+    const Segment segment = segment_at(p, unit, end);
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
     int previous = -1;  // the stage whose activations the tensor cores may still be reading
@@ -514,14 +599,17 @@ __device__ void consume(const Params& p, const Shared& s, volatile u32* escapes_
     }
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(s.empty + 8 * previous);
-    ++segments;
-    while (*escapes_done < segments) {
+    while (signals.segments_ready <= segments) {
     }
     __threadfence_block();
+    scale_and_correct(p, segment.tile, signals.corrected[segments % 2], d);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(tile_done);
+    ++segments;
     if (segment.count == p.blocks)
       store_tile(p, segment.tile, d);
     else
-      join_tile(p, segment.tile, units, d, shared_flag);
+      join_tile(p, segment.tile, signals, d);
     unit += segment.count;
   }
 }
@@ -531,22 +619,23 @@ __device__ void consume(const Params& p, const Shared& s, volatile u32* escapes_
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 ring[];
-  __shared__ __align__(8) u64 barriers[2 * STAGES];
-  __shared__ u32 escapes_done;
-  __shared__ u32 shared_flag;
+  __shared__ __align__(8) u64 barriers[2 * STAGES + 1];
+  __shared__ Signals signals;
   const u32 base = shared_address(ring);
   const Shared s{base, base + STAGES * kInputBytes, shared_address(barriers),
                  shared_address(barriers + STAGES)};
-  const long long units = static_cast<long long>(p.tiles) * p.blocks;
-  const long long begin = first_unit(blockIdx.x, units);
-  const long long end = first_unit(blockIdx.x + 1, units);
+  const u32 tile_done = shared_address(barriers + 2 * STAGES);
+  const int begin = first_unit(p, blockIdx.x);
+  const int end = first_unit(p, blockIdx.x + 1);
 
   if (threadIdx.x == 0) {
-    escapes_done = 0;
+    signals.previous_done = 0;
+    signals.segments_ready = 0;
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(s.full + 8 * i, 1);
       barrier_init(s.empty + 8 * i, kConsumers / 32);
     }
+    barrier_init(tile_done, kConsumers / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -554,9 +643,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
   const int warp = threadIdx.x / 32;
   if (warp < 8)
-    consume(p, s, &escapes_done, &shared_flag, begin, end);
+    consume(p, s, signals, tile_done, begin, end);
   else if (warp == 8 && threadIdx.x % 32 == 0)
-    produce(p, map, s, begin, end);
+    produce(p, map, s, signals, begin, end);
   else if (warp == 9)
-    correct(p, &escapes_done, begin, end);
+    correct(p, signals, tile_done, begin, end);
 }
