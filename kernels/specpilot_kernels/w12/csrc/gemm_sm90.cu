@@ -1,7 +1,7 @@
 // W12 GEMM for Hopper (sm_90a): y[m, n] = sum_k x[m, k] * W[n, k], W in W12 layout 1.
 //
-// Reading order: the types and the work split, the PTX helpers, the three roles (producer,
-// escapes, consumers), the end of a tile, the kernel.
+// Reading order: types, PTX helpers, the work split, the roles (producer, escapes, consumers), the
+// end of a tile, the kernel.
 //
 // One CTA has ten warps and, with its ring of stages, half of an SM:
 //
@@ -73,21 +73,26 @@ struct Params {
   const u8* records;       // [tiles, blocks, 12288]
   const float* scale;      // [tiles * 128]: 2^(lo - 112), or 0 for a channel held in escapes alone
   const int* escape_ptr;   // [tiles + 1]
-  const u64* escapes;      // per tile, by channel then column: column | channel << 32 | bits << 48
+  const u64* escapes;      // tile by tile, by channel, by column: see Escape
   const u16* x;            // bfloat16 [rows, x_stride]
   const u16* bias;         // bfloat16 [channels], or null
   u16* y;                  // bfloat16 [rows, y_stride]
   float* partials;         // [2 * CTAs, 128 * COLS]
-  float* corrections;      // [CTAs, 128, COLS]: only channels named in `corrected` are written
+  float* corrections;      // [tiles, 128, COLS]: only channels named in `corrected` are written
+  u32* corrected;          // [tiles + 2 * CTAs, 4]: bit r of an unsplit tile or of a split tile's part
+                           // = channel r has a correction
   u32* arrivals;           // [tiles], zero between launches
   u32* issuing;            // [SMs]: CTAs of ours on that SM with loads still to issue
   long long x_stride;      // elements
   long long y_stride;      // elements
   int rows;                // 1..COLS
   int channels;
+  int tiles;
   int blocks;              // units per tile
-  int share;               // floor(units / CTAs)
-  int longer;              // units mod CTAs: so many CTAs have one unit more
+  int workers;             // CTAs that share the units; the others only keep their place
+  int linger;              // cycles a CTA without work keeps its place
+  int share;               // floor(units / workers)
+  int longer;              // units mod workers: so many CTAs have one unit more
 };
 
 struct Segment {
@@ -101,6 +106,12 @@ struct Segment {
 // The 32-bit address of a generic pointer to shared memory.
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// The value itself, which the compiler must hold in a register instead of computing it anew.
+__device__ __forceinline__ u32 keep(u32 value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 // Prepare a barrier that completes a phase after `arrivals` arrivals and all expected bytes.
@@ -188,6 +199,20 @@ __device__ __forceinline__ u32 permute(u32 low, u32 high, u32 order) {
   return __byte_perm(low, high, order);
 }
 
+// (value & mask) | set in one instruction.
+__device__ __forceinline__ u32 mask_and_set(u32 value, u32 mask, u32 set) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(value), "r"(mask), "r"(set));
+  return result;
+}
+
+// Bits of `one` where `mask` has ones, of `other` elsewhere, in one instruction.
+__device__ __forceinline__ u32 choose(u32 one, u32 other, u32 mask) {
+  u32 result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE4;" : "=r"(result) : "r"(one), "r"(other), "r"(mask));
+  return result;
+}
+
 // Read 16 bytes of shared memory.
 __device__ __forceinline__ void load16(u32 address, u32 (&words)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -268,10 +293,9 @@ struct Shared {
 
 // What the roles tell each other through shared memory.
 struct Signals {
-  volatile u32 previous_done;   // 1: the previous kernel has ended
-  volatile u32 segments_ready;  // segments whose corrections are complete
-  volatile u32 corrected[2][4];  // per segment (even, odd): bit r = channel r has a correction
-  volatile u32 comes_last;      // 1: our segment was the last of its tile
+  volatile u32 previous_done;    // 1: the previous kernel has ended
+  volatile u32 tiles_corrected;  // unsplit tiles whose corrections are complete
+  volatile u32 comes_last;       // 1: our segment was the last part of its tile
 };
 
 // ---- producer ----------------------------------------------------------------------------------
@@ -328,122 +352,302 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
 }
 
 // ---- escapes -----------------------------------------------------------------------------------
+//
+// Code here runs once or twice in a kernel's life, so what costs is latency: of instructions not
+// yet in the cache (loops stay rolled), and of inputs gathered from L2 (a group is on its way
+// together).
 
 __device__ __forceinline__ float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
-// 32 escapes, one per lane.
-struct Escapes {
-  u32 column;
-  u32 channel_and_bits;  // channel of the tile | bits << 16
-  float placeholder;     // what the consumers decode there: 12 zero bits, or the midpoint
+// The CTAs that share a tile, and which of its escapes each of them takes.
+struct Sharers {
+  int tile_begin, first, last;
+  __device__ Sharers(const Params& p, int tile)
+      : tile_begin(tile * p.blocks),
+        first(owner(p, tile_begin)),
+        last(owner(p, tile_begin + p.blocks - 1)) {}
+  __device__ int count() const { return last - first + 1; }
+  // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
+  __device__ int slot(const Params& p, int cta) const {
+    return 2 * cta + (first_unit(p, cta) < tile_begin);
+  }
 };
 
-// Constant data: may be read before the previous kernel has ended.
-__device__ __forceinline__ Escapes load_escapes(const Params& p, int tile, int base, int end) {
-  constexpr float kUnit = VIEW_ONLY ? 0x1.1p-15f : 0x1p-15f;
-  const int index = base + static_cast<int>(threadIdx.x % 32);
-  if (index >= end) return {~0u, 0, 0.f};
-  const u64 escape = __ldg(p.escapes + index);
-  const u32 rest = static_cast<u32>(escape >> 32);
-  return {static_cast<u32>(escape), rest,
-          __ldg(p.scale + tile * kTileRows + (rest & 0xFFFF)) * kUnit};
+// An escape as it lies in memory: column | (channel of the tile) << 32 | (window lo) << 40 |
+// (exact bits) << 48. Where lo is 0 the channel's scale is 0: nothing has to be taken from its sum.
+struct Escape {
+  u32 column;
+  int channel;
+  float weight, placeholder;  // placeholder: what the consumers decode, 2^(lo - 127) or the midpoint
+
+  __device__ explicit Escape(u64 stored)
+      : column(static_cast<u32>(stored)),
+        channel(static_cast<int>(stored >> 32 & 0xFF)),
+        weight(from_bf16(static_cast<u32>(stored >> 48))) {
+    const u32 lo = stored >> 40 & 0xFF;
+    placeholder = lo == 0 ? 0.f : __uint_as_float(lo == 1 ? 1u << 22 : (lo - 1) << 23);
+    if (VIEW_ONLY) placeholder *= 1.0625f;
+  }
+};
+
+__device__ __forceinline__ int channel_of(const Params& p, int index) {
+  return static_cast<int>(__ldg(p.escapes + index) >> 32 & 0xFF);
 }
 
-// Lane l sums rows l % COLS (and l + 32 of 64). `channel` is the one it is at.
+// The escapes lo..hi - 1 that a CTA takes of a tile's begin..end - 1: an equal share, except that
+// a channel belongs to whoever has its first escape.
+struct Share {
+  int end, lo, hi;
+  int before, at_end;  // channels of escapes lo - 1 and hi - 1; -1: none
+  u64 mine;            // escape lo + lane
+
+  __device__ Share() = default;
+  // Reads constants only, so it may run before the previous kernel has ended.
+  __device__ Share(const Params& p, int tile, const Sharers& sharers) {
+    const int begin = __ldg(p.escape_ptr + tile);
+    end = __ldg(p.escape_ptr + tile + 1);
+    const int part = blockIdx.x - sharers.first;
+    const long long escapes = end - begin;
+    lo = begin + static_cast<int>(escapes * part / sharers.count());
+    hi = begin + static_cast<int>(escapes * (part + 1) / sharers.count());
+    before = lo > begin ? channel_of(p, lo - 1) : -1;
+    at_end = hi > lo ? channel_of(p, hi - 1) : -1;
+    mine = load(p, lo);
+  }
+  __device__ u64 load(const Params& p, int base) const {
+    const int index = base + static_cast<int>(threadIdx.x % 32);
+    return index < end ? __ldg(p.escapes + index) : 0;
+  }
+  __device__ bool has(int index, int channel) const {
+    return index < end && channel != before && (index < hi || channel == at_end);
+  }
+};
+
+// Two bytes of global memory, or zero. `volatile` keeps the compiler from moving the load down to
+// where its value is used, one at a time.
+__device__ __forceinline__ u32 load_input(const u16* source, bool wanted) {
+  u32 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred wanted;\n"
+      "setp.ne.u32 wanted, %2, 0;\n"
+      "mov.u32 %0, 0;\n"
+      "@wanted ld.global.u16 %0, [%1];\n"
+      "}\n" : "=r"(value) : "l"(source), "r"(static_cast<u32>(wanted)) : "memory");
+  return value;
+}
+
+// The running sums of one channel: lane l has rows l and l + 32.
 struct Correction {
   float low, high;
   int channel;
+  __device__ void store(const Params& p, int tile) const {
+    const int lane = threadIdx.x % 32;
+    float* row = p.corrections + (tile * kTileRows + channel) * COLS + lane;
+    if (channel >= 0 && lane < COLS) row[0] = low;
+    if (COLS > 32 && channel >= 0 && lane + 32 < COLS) row[32] = high;
+  }
 };
 
-__device__ __forceinline__ void store_correction(const Params& p, const Correction& c) {
+// Sum (true weight - placeholder) * x over our share of a tile's escapes, by channel, columns
+// rising. Returns, in lane l < 4, which of channels 32 l .. 32 l + 31 have a sum.
+__device__ u32 correct_share(const Params& p, int tile, const Share& share) {
+  constexpr int kGroup = COLS > 32 ? 8 : 16;
   const int lane = threadIdx.x % 32;
-  if (c.channel < 0) return;
-  float* row = p.corrections + (blockIdx.x * kTileRows + c.channel) * COLS;
-  if (lane < COLS) row[lane] = c.low;
-  if (COLS > 32 && lane + 32 < COLS) row[lane + 32] = c.high;
-}
-
-// Sum (true weight - placeholder) * x over the escapes of a segment, by channel, columns rising.
-// The inputs of a batch are on their way together: a lane loads row l % COLS of every
-// (32 / COLS)-th escape, or rows l and l + 32 of each.
-__device__ void correct_segment(const Params& p, const Segment& segment, Escapes mine, int base,
-                                int end, volatile u32 (&corrected)[4]) {
-  constexpr int kSide = COLS < 32 ? 32 / COLS : 1;  // escapes per load instruction
-  constexpr int kLoads = COLS > 32 ? 8 : COLS > 16 ? 16 : 32 / kSide;
-  constexpr int kBatch = kLoads * kSide;
-  const int lane = threadIdx.x % 32;
-  const int row = lane % COLS;
-  const bool has_low = row < p.rows;
-  const bool has_high = COLS > 32 && row + 32 < p.rows;
-  const u16* x_low = p.x + row * p.x_stride;
+  const bool has_low = lane < p.rows;
+  const bool has_high = lane + 32 < p.rows;
+  const u16* x_low = p.x + lane * p.x_stride;
   const u16* x_high = x_low + 32 * p.x_stride;
-  const u32 first_column = segment.first * kBlockCols;
-  const u32 columns = segment.count * kBlockCols;
-  u32 mask = 0;  // lane l < 4: channels 32 l .. 32 l + 31
+  u32 mask = 0;
   Correction sum{0.f, 0.f, -1};
-  while (base < end) {
-    const u32 inside = __ballot_sync(~0u, mine.column - first_column < columns);
-    base += 32;
-    const Escapes next = load_escapes(p, segment.tile, base, end);
+  u64 stored = share.mine;
 #pragma unroll 1
-    for (int batch = 0; batch < 32; batch += kBatch) {
-      const u32 wanted = kBatch == 32 ? inside : inside >> batch & ((1u << kBatch % 32) - 1);
-      if (!wanted) continue;
-      u16 in_low[kLoads], in_high[kLoads];
+  for (int base = share.lo; base < share.end; base += 32) {
+    const Escape mine(stored);
+    u32 wanted = __ballot_sync(~0u, share.has(base + lane, mine.channel));
+    const bool go_on = base + 32 < share.hi || wanted >> 31;
+    if (go_on) stored = share.load(p, base + 32);
+#pragma unroll 1
+    while (wanted) {
+      u32 low[kGroup], high[kGroup];
+      u32 rest = wanted;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int escape = i * kSide + lane / COLS % kSide;
-        const u32 column = __shfl_sync(~0u, mine.column, batch + escape);
-        const bool real = wanted >> escape & 1;
-        in_low[i] = real && has_low ? x_low[column] : u16{0};
-        in_high[i] = real && has_high ? x_high[column] : u16{0};
+      for (int i = 0; i < kGroup; ++i) {
+        const u32 column = __shfl_sync(~0u, mine.column, __ffs(rest) - 1);
+        low[i] = load_input(x_low + column, rest && has_low);
+        if (COLS > 32) high[i] = load_input(x_high + column, rest && has_high);
+        rest &= rest - 1;
       }
 #pragma unroll
-      for (int escape = 0; escape < kBatch; ++escape) {
-        const u32 rest = __shfl_sync(~0u, mine.channel_and_bits, batch + escape);
-        const float placeholder = __shfl_sync(~0u, mine.placeholder, batch + escape);
-        const float x0 =
-            from_bf16(__shfl_sync(~0u, u32{in_low[escape / kSide]}, escape % kSide * COLS + row));
-        const float x1 = from_bf16(in_high[escape / kSide]);
-        if (!(wanted >> escape & 1)) continue;
-        const int channel = rest & 0xFFFF;
-        if (channel != sum.channel) {
-          store_correction(p, sum);
-          sum = {0.f, 0.f, channel};
-          if (lane == channel / 32) mask |= 1u << (channel % 32);
+      for (int i = 0; i < kGroup; ++i) {
+        const int from = __ffs(wanted) - 1;
+        const int channel = __shfl_sync(~0u, mine.channel, from);
+        const float weight = __shfl_sync(~0u, mine.weight, from);
+        const float placeholder = __shfl_sync(~0u, mine.placeholder, from);
+        if (wanted) {
+          if (channel != sum.channel) {
+            sum.store(p, tile);
+            sum = {0.f, 0.f, channel};
+            if (lane == channel / 32) mask |= 1u << (channel % 32);
+          }
+          sum.low = fmaf(-placeholder, from_bf16(low[i]), fmaf(weight, from_bf16(low[i]), sum.low));
+          if (COLS > 32)
+            sum.high =
+                fmaf(-placeholder, from_bf16(high[i]), fmaf(weight, from_bf16(high[i]), sum.high));
         }
-        const float weight = from_bf16(rest >> 16);
-        sum.low = fmaf(-placeholder, x0, fmaf(weight, x0, sum.low));
-        if (COLS > 32) sum.high = fmaf(-placeholder, x1, fmaf(weight, x1, sum.high));
+        wanted &= wanted - 1;
       }
     }
-    mine = next;
+    if (!go_on) break;
   }
-  store_correction(p, sum);
-  if (lane < 4) corrected[lane] = mask;
+  sum.store(p, tile);
+  return mask;
 }
 
-__device__ void correct(const Params& p, Signals& signals, u32 tile_done, int begin, int end) {
+// ---- the end of a tile -------------------------------------------------------------------------
+
+// Sums lie in registers as wgmma leaves them. Part `part` of 256 (warp w, lane l) has channels
+// 16 w + l / 4 (+ 8) and, in each group of eight rows, rows 2 (l % 4) and the next: four sums.
+
+// What finishes a sum: scale, correction, bias, rounding, store.
+struct Finish {
+  float scale[2], bias[2];
+  const float* corrections[2];  // null: the channel has none
+  u16* y;
+  int row0;
+
+  // slot(0) .. slot(masks - 1): the rows of `corrected` that speak of this tile.
+  template <class Slot>
+  __device__ Finish(const Params& p, int tile, int part, int masks, Slot slot)
+      : row0(part % 4 * 2) {
+    const int channel = part / 32 * 16 + part % 32 / 4;
+    const int column = tile * kTileRows + channel;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int c = channel + 8 * half;
+      scale[half] = __ldg(p.scale + column + 8 * half);
+      bias[half] = p.bias && column + 8 * half < p.channels ? from_bf16(p.bias[column + 8 * half])
+                                                            : 0.f;
+      u32 mask = 0;
+      for (int i = 0; i < masks; ++i) mask |= __ldcg(p.corrected + slot(i) * 4 + c / 32);
+      const bool corrected = mask >> (c % 32) & 1;
+      corrections[half] =
+          corrected ? p.corrections + (tile * kTileRows + c) * COLS + row0 : nullptr;
+    }
+    y = p.y + column + row0 * p.y_stride;
+  }
+
+  // sums: [half][odd row] of group `group`.
+  __device__ __forceinline__ void store(const Params& p, int tile, int part, int group,
+                                        const float (&sums)[4]) const {
+    const int column = tile * kTileRows + part / 32 * 16 + part % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int half = i / 2, row = group * 8 + i % 2;
+      if (row + row0 >= p.rows || column + 8 * half >= p.channels) continue;
+      float sum = sums[i] * scale[half];
+      if (corrections[half]) sum += __ldcg(corrections[half] + row);
+      u16 rounded;
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(sum + bias[half]));
+      y[row * p.y_stride + 8 * half] = rounded;
+    }
+  }
+};
+
+__device__ __forceinline__ void store_tile(const Params& p, int tile,
+                                           const float (&d)[kAccumulators]) {
+  const Finish finish(p, tile, threadIdx.x, 1, [=](int) { return tile; });
+#pragma unroll
+  for (int i = 0; i < COLS / 8; ++i) {
+    const float sums[4] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
+    finish.store(p, tile, threadIdx.x, i, sums);
+  }
+}
+
+__device__ __forceinline__ float4* partial_slot(const Params& p, int slot, int part) {
+  return reinterpret_cast<float4*>(p.partials) + slot * (kTileRows * COLS / 4) + part;
+}
+
+// Each CTA arrives twice, with its sums and with its corrections; true for whoever comes last.
+__device__ __forceinline__ bool arrive_last(const Params& p, int tile, const Sharers& sharers) {
+  __threadfence();
+  const u32 parts = 2 * sharers.count();
+  const bool comes_last = atomicAdd(p.arrivals + tile, 1) == parts - 1;
+  if (comes_last) p.arrivals[tile] = 0;
+  __threadfence();
+  return comes_last;
+}
+
+// Add up a split tile in the order of the CTAs. `kTogether` groups of rows have their loads on
+// the way at once.
+template <int kTogether>
+__device__ __forceinline__ void add_parts(const Params& p, int tile, const Sharers& sharers,
+                                          int part) {
+  const Finish finish(p, tile, part, sharers.count(), [&](int i) {
+    return p.tiles + sharers.slot(p, sharers.first + i);
+  });
+#pragma unroll 1
+  for (int group = 0; group < COLS / 8; group += kTogether) {
+    float sums[kTogether][4] = {};
+    for (int cta = sharers.first; cta <= sharers.last; ++cta) {
+      const float4* slot = partial_slot(p, sharers.slot(p, cta), part);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        const float4 v = __ldcg(slot + (group + i) * kConsumers);
+        sums[i][0] += v.x, sums[i][1] += v.y, sums[i][2] += v.z, sums[i][3] += v.w;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) finish.store(p, tile, part, group + i, sums[i]);
+  }
+}
+
+// A segment that is not a whole tile: leave the sums in the workspace; the last part to arrive,
+// whichever it is, finishes the tile.
+__device__ __forceinline__ void join_tile(const Params& p, int tile, Signals& signals,
+                                          const float (&d)[kAccumulators]) {
+  const Sharers sharers(p, tile);
+  float4* own = partial_slot(p, sharers.slot(p, blockIdx.x), threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < kAccumulators / 4; ++i)
+    __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  consumers_meet();  // what all consumers wrote is covered by the fence of thread 0
+  if (threadIdx.x == 0) signals.comes_last = arrive_last(p, tile, sharers);
+  consumers_meet();
+  constexpr int kTogether = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;
+  if (signals.comes_last) add_parts<kTogether>(p, tile, sharers, threadIdx.x);
+}
+
+// The escape warp: our share of the escapes of every tile that we have a segment of.
+__device__ void correct(const Params& p, Signals& signals, int begin, int end) {
   const int lane = threadIdx.x % 32;
-  Segment segment = segment_at(p, begin, end);
-  int base = __ldg(p.escape_ptr + segment.tile);
-  int limit = __ldg(p.escape_ptr + segment.tile + 1);
-  Escapes mine = load_escapes(p, segment.tile, base, limit);
+  const int last_tile = (end - 1) / p.blocks;
+  int tile = begin / p.blocks;
+  Sharers sharers(p, tile);
+  Share share(p, tile, sharers);
   wait_for_previous_kernel();
   if (lane == 0) signals.previous_done = 1;
-  for (u32 done = 0, unit = begin;;) {
-    correct_segment(p, segment, mine, base, limit, signals.corrected[done % 2]);
+  u32 whole = 0;
+#pragma unroll 1
+  while (true) {
+    const u32 mask = correct_share(p, tile, share);
+    const bool split = sharers.count() > 1;
+    const int row = split ? p.tiles + sharers.slot(p, blockIdx.x) : tile;
+    if (lane < 4) p.corrected[row * 4 + lane] = mask;
     __threadfence_block();
     __syncwarp();
-    if (lane == 0) signals.segments_ready = done + 1;
-    unit += segment.count;
-    if (unit >= end) break;
-    // The consumers must have read the corrections of the segment before this one's are written.
-    segment = segment_at(p, unit, end);
-    base = limit, limit = __ldg(p.escape_ptr + segment.tile + 1);
-    mine = load_escapes(p, segment.tile, base, limit);
-    barrier_wait(tile_done, done % 2);
-    ++done;
+    if (!split) {
+      if (lane == 0) signals.tiles_corrected = ++whole;
+    } else {
+      const bool comes_last = lane == 0 && arrive_last(p, tile, sharers);
+      if (__shfl_sync(~0u, comes_last, 0)) {
+#pragma unroll 1
+        for (int part = lane; part < kConsumers; part += 32) add_parts<1>(p, tile, sharers, part);
+      }
+    }
+    if (++tile > last_tile) break;
+    sharers = Sharers(p, tile);
+    share = Share(p, tile, sharers);
   }
 }
 
@@ -451,18 +655,17 @@ __device__ void correct(const Params& p, Signals& signals, u32 tile_done, int be
 
 // Eight weights to bfloat16 with exponent field 0x70 | offset, in the order of the A operand:
 // high byte = sign 0111 e3 e2 e1, low byte = e0 m6 m5 m4 m3 m2 m1 m0. `view` holds one byte per
-// weight, `low` two nibbles per byte: m3..m0 of weights 0-3 below those of weights 4-7.
+// weight, `low` two nibbles per byte: m3..m0 of weights 0-3 below those of weights 4-7. Eleven
+// instructions for eight weights.
 __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4]) {
-  const u32 high0 = (view0 & 0x87878787) | 0x38383838;
-  const u32 high1 = (view1 & 0x87878787) | 0x38383838;
-  u32 low0 = (view0 << 1) & 0xF0F0F0F0;
-  u32 low1 = (view1 << 1) & 0xF0F0F0F0;
+  const u32 high0 = mask_and_set(view0, 0x87878787, 0x38383838);
+  const u32 high1 = mask_and_set(view1, 0x87878787, 0x38383838);
 #if VIEW_ONLY
-  low0 |= 0x08080808;
-  low1 |= 0x08080808;
+  const u32 low0 = mask_and_set(view0 << 1, 0xF0F0F0F0, 0x08080808);
+  const u32 low1 = mask_and_set(view1 << 1, 0xF0F0F0F0, 0x08080808);
 #else
-  low0 |= low & 0x0F0F0F0F;
-  low1 |= (low >> 4) & 0x0F0F0F0F;
+  const u32 low0 = choose(view0 << 1, low, 0xF0F0F0F0);
+  const u32 low1 = choose(view1 << 1, low >> 4, 0xF0F0F0F0);
 #endif
   a[0] = permute(low0, high0, 0x5140);
   a[1] = permute(low0, high0, 0x7362);
@@ -470,99 +673,16 @@ __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4
   a[3] = permute(low1, high1, 0x7362);
 }
 
-// Bring the sums to their true scale and add the corrections of the segment. Thread (warp w,
-// lane l) has channels 16 w + l / 4 (+ 8) and, in each group of eight, rows 2 (l % 4) and the next.
-__device__ __forceinline__ void scale_and_correct(const Params& p, int tile,
-                                                  const volatile u32 (&corrected)[4],
-                                                  float (&d)[kAccumulators]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int channel = threadIdx.x / 32 * 16 + lane / 4 + 8 * half;
-    const float scale = __ldg(p.scale + tile * kTileRows + channel);
-#pragma unroll
-    for (int i = 0; i < kAccumulators / 2; ++i) d[i / 2 * 4 + half * 2 + i % 2] *= scale;
-    if (corrected[channel / 32] >> (channel % 32) & 1) {
-      const float* row = p.corrections + (blockIdx.x * kTileRows + channel) * COLS + lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < kAccumulators / 2; ++i)
-        d[i / 2 * 4 + half * 2 + i % 2] += __ldcg(row + i / 2 * 8 + i % 2);
-    }
-  }
-}
-
-// Bias, rounding, store.
-__device__ __forceinline__ void store_tile(const Params& p, int tile,
-                                           const float (&d)[kAccumulators]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int column = tile * kTileRows + threadIdx.x / 32 * 16 + lane / 4 + 8 * half;
-    if (column >= p.channels) continue;
-    const float bias = p.bias ? from_bf16(p.bias[column]) : 0.f;
-    u16* y = p.y + column + lane % 4 * 2 * p.y_stride;
-#pragma unroll
-    for (int i = 0; i < kAccumulators / 2; ++i) {
-      const int row = i / 2 * 8 + i % 2;
-      if (row + lane % 4 * 2 >= p.rows) continue;
-      u16 rounded;
-      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(d[i / 2 * 4 + half * 2 + i % 2] + bias));
-      y[row * p.y_stride] = rounded;
-    }
-  }
-}
-
-__device__ __forceinline__ float4* partial_slot(const Params& p, int slot) {
-  return reinterpret_cast<float4*>(p.partials) + slot * (kTileRows * COLS / 4) + threadIdx.x;
-}
-
-// A segment that is not a whole tile: leave the sums in the workspace; whoever is last among the
-// tile's CTAs adds them up in the order of the CTAs and finishes the tile.
-__device__ __forceinline__ void join_tile(const Params& p, int tile, Signals& signals,
-                                          float (&d)[kAccumulators]) {
-  const int tile_begin = tile * p.blocks;
-  const int first = owner(p, tile_begin);
-  const int last = owner(p, tile_begin + p.blocks - 1);
-  // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
-  const auto slot_of = [&](int cta) { return 2 * cta + (first_unit(p, cta) < tile_begin); };
-  float4* own = partial_slot(p, slot_of(blockIdx.x));
-#pragma unroll
-  for (int i = 0; i < kAccumulators / 4; ++i)
-    __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-  consumers_meet();
-  if (threadIdx.x == 0) {
-    __threadfence();  // after the barrier it covers what all consumers wrote
-    const bool comes_last = atomicAdd(p.arrivals + tile, 1) == static_cast<u32>(last - first);
-    if (comes_last) p.arrivals[tile] = 0;
-    __threadfence();
-    signals.comes_last = comes_last;
-  }
-  consumers_meet();
-  if (!signals.comes_last) return;
-#pragma unroll
-  for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
-  for (int cta = first; cta <= last; ++cta) {
-    const float4* slot = partial_slot(p, slot_of(cta));
-#pragma unroll
-    for (int i = 0; i < kAccumulators / 4; ++i) {
-      const float4 v = __ldcg(slot + i * kConsumers);
-      d[4 * i] += v.x, d[4 * i + 1] += v.y, d[4 * i + 2] += v.z, d[4 * i + 3] += v.w;
-    }
-  }
-  store_tile(p, tile, d);
-}
-
-__device__ void consume(const Params& p, const Shared& s, Signals& signals, u32 tile_done,
-                        int begin, int end) {
+__device__ void consume(const Params& p, const Shared& s, Signals& signals, int begin, int end) {
   const int group = threadIdx.x / 128;
   const int thread = threadIdx.x % 128;
   const int lane = threadIdx.x % 32;
-  const u32 view = s.records + group * 4096 + thread * 16;
-  const u32 low_plane = s.records + kViewBytes + group * 2048 + thread * 16;
+  const u32 view = keep(s.records + group * 4096 + thread * 16);
+  const u32 low_plane = keep(s.records + kViewBytes + group * 2048 + thread * 16);
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
   int stage = 0;
-  u32 parity = 0, segments = 0;
+  u32 parity = 0, whole = 0;
   for (int unit = begin; unit < end;) {
     const Segment segment = segment_at(p, unit, end);
 #pragma unroll
@@ -599,53 +719,61 @@ __device__ void consume(const Params& p, const Shared& s, Signals& signals, u32 
     }
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(s.empty + 8 * previous);
-    while (signals.segments_ready <= segments) {
-    }
-    __threadfence_block();
-    scale_and_correct(p, segment.tile, signals.corrected[segments % 2], d);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(tile_done);
-    ++segments;
-    if (segment.count == p.blocks)
+    if (segment.count == p.blocks) {
+      ++whole;
+      while (signals.tiles_corrected < whole) {
+      }
+      __threadfence_block();
       store_tile(p, segment.tile, d);
-    else
+    } else {
       join_tile(p, segment.tile, signals, d);
+    }
     unit += segment.count;
   }
 }
 
 // ---- the kernel --------------------------------------------------------------------------------
 
+// A CTA without work keeps the next kernel from putting two CTAs on its SM: it stays until that
+// kernel's CTAs have found their places, soon after the previous kernel has ended.
+__device__ __forceinline__ void keep_place(const Params& p) {
+  wait_for_previous_kernel();
+  const long long start = clock64();
+  while (clock64() - start < p.linger) __nanosleep(200);
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 ring[];
-  __shared__ __align__(8) u64 barriers[2 * STAGES + 1];
+  __shared__ __align__(8) u64 barriers[2 * STAGES];
   __shared__ Signals signals;
-  const u32 base = shared_address(ring);
+  const u32 base = keep(shared_address(ring));
   const Shared s{base, base + STAGES * kInputBytes, shared_address(barriers),
                  shared_address(barriers + STAGES)};
-  const u32 tile_done = shared_address(barriers + 2 * STAGES);
   const int begin = first_unit(p, blockIdx.x);
   const int end = first_unit(p, blockIdx.x + 1);
 
   if (threadIdx.x == 0) {
     signals.previous_done = 0;
-    signals.segments_ready = 0;
+    signals.tiles_corrected = 0;
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(s.full + 8 * i, 1);
       barrier_init(s.empty + 8 * i, kConsumers / 32);
     }
-    barrier_init(tile_done, kConsumers / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
   let_next_kernel_start();
+  if (static_cast<int>(blockIdx.x) >= p.workers) {
+    keep_place(p);
+    return;
+  }
 
   const int warp = threadIdx.x / 32;
   if (warp < 8)
-    consume(p, s, signals, tile_done, begin, end);
+    consume(p, s, signals, begin, end);
   else if (warp == 8 && threadIdx.x % 32 == 0)
     produce(p, map, s, signals, begin, end);
   else if (warp == 9)
-    correct(p, signals, tile_done, begin, end);
+    correct(p, signals, begin, end);
 }
