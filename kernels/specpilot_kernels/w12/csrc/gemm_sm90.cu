@@ -8,7 +8,7 @@
 //   warps 0-3  consumer of channels  0..63 of a tile    decode -> wgmma, A from registers
 //   warps 4-7  consumer of channels 64..127 of a tile   the same
 //   warp  8    producer: bulk copies of records, tensor copies of activations, one ring
-//   warp  9    escapes: the exact values of weights outside their channel's window
+//   warp  9    escapes: adds what weights outside their channel's window are worth
 //
 // Half of an SM, because the next kernel's CTAs then fit beside ours: launched with programmatic
 // dependent launch they fill their rings with weights while we still compute.
@@ -39,6 +39,9 @@
 #ifndef STAGES
 #define STAGES 8
 #endif
+#ifndef SLOTS
+#define SLOTS 128
+#endif
 #ifndef VIEW_ONLY
 #define VIEW_ONLY 0
 #endif
@@ -60,6 +63,8 @@ constexpr int kViewBytes = 8192;     // bytes 0..8191 of a record: the 8-bit vie
 constexpr int kRecordBytes = 12288;  // view and low plane
 constexpr int kFetchBytes = VIEW_ONLY ? kViewBytes : kRecordBytes;
 constexpr int kInputBytes = COLS * kBlockCols * 2;  // one block of activations
+constexpr int kSlots = SLOTS;  // corrected channels that find place in shared memory
+constexpr int kNoSlot = 255;
 constexpr int kConsumers = 256;
 constexpr int kThreads = 320;
 constexpr int kAccumulators = COLS / 2;  // floats per consumer thread: 64 x COLS over 128 threads
@@ -72,18 +77,14 @@ struct alignas(64) TensorMap {
 struct Params {
   const u8* records;       // [tiles, blocks, 12288]
   const float* scale;      // [tiles * 128]: 2^(lo - 112), or 0 for a channel held in escapes alone
-  const int* escape_ptr;   // [tiles + 1]
-  const u64* escapes;      // tile by tile, by channel, by column: see Escape
-  const u16* x;            // bfloat16 [rows, x_stride]
+  const int* escape_ptr;   // [units + 1]
+  const u64* escapes;      // by unit, channel, column: see Escape
   const u16* bias;         // bfloat16 [channels], or null
   u16* y;                  // bfloat16 [rows, y_stride]
   float* partials;         // [2 * CTAs, 128 * COLS]
-  float* corrections;      // [tiles, 128, COLS]: only channels named in `corrected` are written
-  u32* corrected;          // [tiles + 2 * CTAs, 4]: bit r of an unsplit tile or of a split tile's part
-                           // = channel r has a correction
+  float* overflow;         // [CTAs, 128, COLS]: corrections that find no place in shared memory
   u32* arrivals;           // [tiles], zero between launches
   u32* issuing;            // [SMs]: CTAs of ours on that SM with loads still to issue
-  long long x_stride;      // elements
   long long y_stride;      // elements
   int rows;                // 1..COLS
   int channels;
@@ -285,17 +286,19 @@ __device__ __forceinline__ Segment segment_at(const Params& p, int unit, int end
 
 // Shared memory as 32-bit addresses.
 struct Shared {
-  u32 inputs;   // STAGES blocks of activations, 1024-byte aligned
-  u32 records;  // STAGES records
-  u32 full;     // STAGES barriers: a stage has landed
-  u32 empty;    // STAGES barriers: every consumer warp is done with a stage
+  u32 inputs;      // STAGES blocks of activations, 1024-byte aligned
+  u32 records;     // STAGES records
+  u32 full;        // STAGES barriers: a stage has landed
+  u32 empty;       // STAGES barriers: every consumer warp and the escape warp are done with it
+  u32 corrected;   // barrier: the corrections of a segment are complete
+  u32 taken_over;  // barrier: the consumers have added them to their sums
 };
 
 // What the roles tell each other through shared memory.
 struct Signals {
-  volatile u32 previous_done;    // 1: the previous kernel has ended
-  volatile u32 tiles_corrected;  // unsplit tiles whose corrections are complete
-  volatile u32 comes_last;       // 1: our segment was the last part of its tile
+  volatile u32 previous_done;  // 1: the previous kernel has ended
+  volatile u32 comes_last;     // 1: our segment was the last of its tile
+  u8 slot_of[kTileRows];       // where a channel's correction lies; kNoSlot: it has none
 };
 
 // ---- producer ----------------------------------------------------------------------------------
@@ -353,244 +356,185 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
 
 // ---- escapes -----------------------------------------------------------------------------------
 //
-// Code here runs once or twice in a kernel's life, so what costs is latency: of instructions not
-// yet in the cache (loops stay rolled), and of inputs gathered from L2 (a group is on its way
-// together).
+// The escape warp goes through the ring like a consumer. For each escape of a unit it adds
+// (true weight - placeholder) * x to the correction of the escape's channel; the inputs are in the
+// ring already, so nothing waits for memory. The placeholder is what the consumers decode there.
 
 __device__ __forceinline__ float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 
-// The CTAs that share a tile, and which of its escapes each of them takes.
-struct Sharers {
-  int tile_begin, first, last;
-  __device__ Sharers(const Params& p, int tile)
-      : tile_begin(tile * p.blocks),
-        first(owner(p, tile_begin)),
-        last(owner(p, tile_begin + p.blocks - 1)) {}
-  __device__ int count() const { return last - first + 1; }
-  // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
-  __device__ int slot(const Params& p, int cta) const {
-    return 2 * cta + (first_unit(p, cta) < tile_begin);
-  }
-};
-
-// An escape as it lies in memory: column | (channel of the tile) << 32 | (window lo) << 40 |
-// (exact bits) << 48. Where lo is 0 the channel's scale is 0: nothing has to be taken from its sum.
+// bits 0-5: column of the unit, 6-12: channel of the tile, 13-20: window lo, 21-47: unit,
+// 48-63: the exact pattern. Where lo is 0 the channel's scale is 0 and there is no placeholder.
 struct Escape {
-  u32 column;
-  int channel;
-  float weight, placeholder;  // placeholder: what the consumers decode, 2^(lo - 127) or the midpoint
+  u32 low, high;
 
-  __device__ explicit Escape(u64 stored)
-      : column(static_cast<u32>(stored)),
-        channel(static_cast<int>(stored >> 32 & 0xFF)),
-        weight(from_bf16(static_cast<u32>(stored >> 48))) {
-    const u32 lo = stored >> 40 & 0xFF;
-    placeholder = lo == 0 ? 0.f : __uint_as_float(lo == 1 ? 1u << 22 : (lo - 1) << 23);
-    if (VIEW_ONLY) placeholder *= 1.0625f;
+  __device__ int column() const { return low & 63; }
+  __device__ int channel() const { return low >> 6 & 127; }
+  __device__ int unit() const { return __funnelshift_r(low, high, 21) & 0x7FFFFFF; }
+  __device__ float weight() const { return from_bf16(high >> 16); }
+  __device__ float placeholder() const {  // 2^(lo - 127), or the midpoint of the view
+    const u32 lo = low >> 13 & 255;
+    const u32 bits = lo > 1 ? (lo - 1) << 23 : lo << 22;
+    return VIEW_ONLY ? __uint_as_float(bits) * 1.0625f : __uint_as_float(bits);
   }
 };
 
-__device__ __forceinline__ int channel_of(const Params& p, int index) {
-  return static_cast<int>(__ldg(p.escapes + index) >> 32 & 0xFF);
+// The correction of channel `channel`, row by row; slots beyond shared memory are in global memory.
+__device__ __forceinline__ float* correction_row(const Params& p, float* corrections, int slot) {
+  if (kSlots == kTileRows || slot < kSlots) return corrections + slot * COLS;
+  return p.overflow + (blockIdx.x * kTileRows + slot) * COLS;
 }
 
-// The escapes lo..hi - 1 that a CTA takes of a tile's begin..end - 1: an equal share, except that
-// a channel belongs to whoever has its first escape.
-struct Share {
-  int end, lo, hi;
-  int before, at_end;  // channels of escapes lo - 1 and hi - 1; -1: none
-  u64 mine;            // escape lo + lane
-
-  __device__ Share() = default;
-  // Reads constants only, so it may run before the previous kernel has ended.
-  __device__ Share(const Params& p, int tile, const Sharers& sharers) {
-    const int begin = __ldg(p.escape_ptr + tile);
-    end = __ldg(p.escape_ptr + tile + 1);
-    const int part = blockIdx.x - sharers.first;
-    const long long escapes = end - begin;
-    lo = begin + static_cast<int>(escapes * part / sharers.count());
-    hi = begin + static_cast<int>(escapes * (part + 1) / sharers.count());
-    before = lo > begin ? channel_of(p, lo - 1) : -1;
-    at_end = hi > lo ? channel_of(p, hi - 1) : -1;
-    mine = load(p, lo);
-  }
-  __device__ u64 load(const Params& p, int base) const {
-    const int index = base + static_cast<int>(threadIdx.x % 32);
-    return index < end ? __ldg(p.escapes + index) : 0;
-  }
-  __device__ bool has(int index, int channel) const {
-    return index < end && channel != before && (index < hi || channel == at_end);
-  }
-};
-
-// Two bytes of global memory, or zero. `volatile` keeps the compiler from moving the load down to
-// where its value is used, one at a time.
-__device__ __forceinline__ u32 load_input(const u16* source, bool wanted) {
-  u32 value;
-  asm volatile(
-      "{\n"
-      ".reg .pred wanted;\n"
-      "setp.ne.u32 wanted, %2, 0;\n"
-      "mov.u32 %0, 0;\n"
-      "@wanted ld.global.u16 %0, [%1];\n"
-      "}\n" : "=r"(value) : "l"(source), "r"(static_cast<u32>(wanted)) : "memory");
-  return value;
-}
-
-// The running sums of one channel: lane l has rows l and l + 32.
-struct Correction {
-  float low, high;
-  int channel;
-  __device__ void store(const Params& p, int tile) const {
-    const int lane = threadIdx.x % 32;
-    float* row = p.corrections + (tile * kTileRows + channel) * COLS + lane;
-    if (channel >= 0 && lane < COLS) row[0] = low;
-    if (COLS > 32 && channel >= 0 && lane + 32 < COLS) row[32] = high;
-  }
-};
-
-// Sum (true weight - placeholder) * x over our share of a tile's escapes, by channel, columns
-// rising. Returns, in lane l < 4, which of channels 32 l .. 32 l + 31 have a sum.
-__device__ u32 correct_share(const Params& p, int tile, const Share& share) {
-  constexpr int kGroup = COLS > 32 ? 8 : 16;
+__device__ __forceinline__ void add_escape(const Params& p, Escape escape, const u8* inputs,
+                                           float* corrections, Signals& signals, int& slots) {
   const int lane = threadIdx.x % 32;
-  const bool has_low = lane < p.rows;
-  const bool has_high = lane + 32 < p.rows;
-  const u16* x_low = p.x + lane * p.x_stride;
-  const u16* x_high = x_low + 32 * p.x_stride;
-  u32 mask = 0;
-  Correction sum{0.f, 0.f, -1};
-  u64 stored = share.mine;
-#pragma unroll 1
-  for (int base = share.lo; base < share.end; base += 32) {
-    const Escape mine(stored);
-    u32 wanted = __ballot_sync(~0u, share.has(base + lane, mine.channel));
-    const bool go_on = base + 32 < share.hi || wanted >> 31;
-    if (go_on) stored = share.load(p, base + 32);
-#pragma unroll 1
-    while (wanted) {
-      u32 low[kGroup], high[kGroup];
-      u32 rest = wanted;
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const u32 column = __shfl_sync(~0u, mine.column, __ffs(rest) - 1);
-        low[i] = load_input(x_low + column, rest && has_low);
-        if (COLS > 32) high[i] = load_input(x_high + column, rest && has_high);
-        rest &= rest - 1;
-      }
-#pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const int from = __ffs(wanted) - 1;
-        const int channel = __shfl_sync(~0u, mine.channel, from);
-        const float weight = __shfl_sync(~0u, mine.weight, from);
-        const float placeholder = __shfl_sync(~0u, mine.placeholder, from);
-        if (wanted) {
-          if (channel != sum.channel) {
-            sum.store(p, tile);
-            sum = {0.f, 0.f, channel};
-            if (lane == channel / 32) mask |= 1u << (channel % 32);
-          }
-          sum.low = fmaf(-placeholder, from_bf16(low[i]), fmaf(weight, from_bf16(low[i]), sum.low));
-          if (COLS > 32)
-            sum.high =
-                fmaf(-placeholder, from_bf16(high[i]), fmaf(weight, from_bf16(high[i]), sum.high));
-        }
-        wanted &= wanted - 1;
-      }
-    }
-    if (!go_on) break;
+  int slot = signals.slot_of[escape.channel()];
+  const bool is_new = slot == kNoSlot;
+  if (is_new) {
+    slot = slots++;
+    __syncwarp();
+    if (lane == 0) signals.slot_of[escape.channel()] = slot;
   }
-  sum.store(p, tile);
-  return mask;
+  float* sums = correction_row(p, corrections, slot);
+  const float weight = escape.weight(), placeholder = escape.placeholder();
+#pragma unroll
+  for (int row = lane; row < COLS; row += 32) {
+    // 128 bytes a row, its 16-byte pieces swizzled by the row.
+    const int piece = escape.column() / 8 ^ row % 8;
+    const float x = from_bf16(
+        *reinterpret_cast<const u16*>(inputs + row * 128 + piece * 16 + escape.column() % 8 * 2));
+    const float sum = is_new ? 0.f : sums[row];
+    sums[row] = fmaf(-placeholder, x, fmaf(weight, x, sum));
+  }
+  __syncwarp();
+}
+
+__device__ void correct(const Params& p, const Shared& s, const u8* inputs, float* corrections,
+                        Signals& signals, int begin, int end) {
+  const int lane = threadIdx.x % 32;
+  // 32 escapes are in registers and the next 32 on their way. They are constants: read before the
+  // previous kernel has ended.
+  int next = __ldg(p.escape_ptr + begin);
+  const int limit = __ldg(p.escape_ptr + end);
+  const auto load = [&](int base) {
+    return base + lane < limit ? __ldg(p.escapes + base + lane) : ~u64{0};
+  };
+  u64 mine = load(next), coming = load(next + 32);
+  int used = 0;
+  const auto current = [&] {
+    const u64 from_lane = __shfl_sync(~0u, mine, used);
+    return Escape{static_cast<u32>(from_lane), static_cast<u32>(from_lane >> 32)};
+  };
+  Escape escape = current();
+  wait_for_previous_kernel();
+  if (lane == 0) signals.previous_done = 1;
+
+  int stage = 0;
+  u32 parity = 0;
+  for (int unit = begin, segments = 0; unit < end; ++segments) {
+    const Segment segment = segment_at(p, unit, end);
+    if (segments > 0) barrier_wait(s.taken_over, (segments - 1) & 1);
+    reinterpret_cast<u32*>(signals.slot_of)[lane] = ~0u;
+    __syncwarp();
+    int slots = 0;
+    for (const int segment_end = unit + segment.count; unit < segment_end; ++unit) {
+      barrier_wait(s.full + 8 * stage, parity);
+      while (escape.unit() == unit) {
+        add_escape(p, escape, inputs + stage * kInputBytes, corrections, signals, slots);
+        if (++used == 32) used = 0, next += 32, mine = coming, coming = load(next + 32);
+        escape = current();
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(s.empty + 8 * stage);
+      if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    if (kSlots < kTileRows) __threadfence_block();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.corrected);
+  }
 }
 
 // ---- the end of a tile -------------------------------------------------------------------------
 
-// Sums lie in registers as wgmma leaves them. Part `part` of 256 (warp w, lane l) has channels
+// Sums lie in registers as wgmma leaves them. A consumer thread (warp w, lane l) has channels
 // 16 w + l / 4 (+ 8) and, in each group of eight rows, rows 2 (l % 4) and the next: four sums.
 
-// What finishes a sum: scale, correction, bias, rounding, store.
-struct Finish {
-  float scale[2], bias[2];
-  const float* corrections[2];  // null: the channel has none
-  u16* y;
-  int row0;
-
-  // slot(0) .. slot(masks - 1): the rows of `corrected` that speak of this tile.
-  template <class Slot>
-  __device__ Finish(const Params& p, int tile, int part, int masks, Slot slot)
-      : row0(part % 4 * 2) {
-    const int channel = part / 32 * 16 + part % 32 / 4;
-    const int column = tile * kTileRows + channel;
+// Bring the sums of a segment to their true scale and add its corrections.
+__device__ __forceinline__ void scale_and_correct(const Params& p, int tile, float* corrections,
+                                                  const Signals& signals,
+                                                  float (&d)[kAccumulators]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int c = channel + 8 * half;
-      scale[half] = __ldg(p.scale + column + 8 * half);
-      bias[half] = p.bias && column + 8 * half < p.channels ? from_bf16(p.bias[column + 8 * half])
-                                                            : 0.f;
-      u32 mask = 0;
-      for (int i = 0; i < masks; ++i) mask |= __ldcg(p.corrected + slot(i) * 4 + c / 32);
-      const bool corrected = mask >> (c % 32) & 1;
-      corrections[half] =
-          corrected ? p.corrections + (tile * kTileRows + c) * COLS + row0 : nullptr;
-    }
-    y = p.y + column + row0 * p.y_stride;
-  }
-
-  // sums: [half][odd row] of group `group`.
-  __device__ __forceinline__ void store(const Params& p, int tile, int part, int group,
-                                        const float (&sums)[4]) const {
-    const int column = tile * kTileRows + part / 32 * 16 + part % 32 / 4;
+  for (int half = 0; half < 2; ++half) {
+    const int channel = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+    const float scale = __ldg(p.scale + tile * kTileRows + channel);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int half = i / 2, row = group * 8 + i % 2;
-      if (row + row0 >= p.rows || column + 8 * half >= p.channels) continue;
-      float sum = sums[i] * scale[half];
-      if (corrections[half]) sum += __ldcg(corrections[half] + row);
-      u16 rounded;
-      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(sum + bias[half]));
-      y[row * p.y_stride + 8 * half] = rounded;
+    for (int i = 0; i < kAccumulators / 2; ++i) d[i / 2 * 4 + half * 2 + i % 2] *= scale;
+    const int slot = signals.slot_of[channel];
+    if (slot != kNoSlot) {
+      const float* sums = correction_row(p, corrections, slot) + threadIdx.x % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kAccumulators / 2; ++i)
+        d[i / 2 * 4 + half * 2 + i % 2] += sums[i / 2 * 8 + i % 2];
     }
   }
-};
+}
+
+// Bias, rounding, store, of rows 8 group .. 8 group + 7.
+__device__ __forceinline__ void store_group(const Params& p, int tile, int group,
+                                            const float (&sums)[4]) {
+  const int column = tile * kTileRows + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = group * 8 + threadIdx.x % 4 * 2 + i % 2, channel = column + i / 2 * 8;
+    if (row >= p.rows || channel >= p.channels) continue;
+    const float bias = p.bias ? from_bf16(__ldg(p.bias + channel)) : 0.f;
+    u16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(sums[i] + bias));
+    p.y[row * p.y_stride + channel] = rounded;
+  }
+}
 
 __device__ __forceinline__ void store_tile(const Params& p, int tile,
                                            const float (&d)[kAccumulators]) {
-  const Finish finish(p, tile, threadIdx.x, 1, [=](int) { return tile; });
 #pragma unroll
   for (int i = 0; i < COLS / 8; ++i) {
     const float sums[4] = {d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]};
-    finish.store(p, tile, threadIdx.x, i, sums);
+    store_group(p, tile, i, sums);
   }
 }
 
-__device__ __forceinline__ float4* partial_slot(const Params& p, int slot, int part) {
-  return reinterpret_cast<float4*>(p.partials) + slot * (kTileRows * COLS / 4) + part;
+__device__ __forceinline__ float4* partial_slot(const Params& p, int slot) {
+  return reinterpret_cast<float4*>(p.partials) + slot * (kTileRows * COLS / 4) + threadIdx.x;
 }
 
-// Each CTA arrives twice, with its sums and with its corrections; true for whoever comes last.
-__device__ __forceinline__ bool arrive_last(const Params& p, int tile, const Sharers& sharers) {
-  __threadfence();
-  const u32 parts = 2 * sharers.count();
-  const bool comes_last = atomicAdd(p.arrivals + tile, 1) == parts - 1;
-  if (comes_last) p.arrivals[tile] = 0;
-  __threadfence();
-  return comes_last;
-}
-
-// Add up a split tile in the order of the CTAs. `kTogether` groups of rows have their loads on
-// the way at once.
-template <int kTogether>
-__device__ __forceinline__ void add_parts(const Params& p, int tile, const Sharers& sharers,
-                                          int part) {
-  const Finish finish(p, tile, part, sharers.count(), [&](int i) {
-    return p.tiles + sharers.slot(p, sharers.first + i);
-  });
+// A segment that is not a whole tile: leave the sums in the workspace; whoever is last among the
+// tile's CTAs adds them up in the order of the CTAs and finishes the tile.
+__device__ __forceinline__ void join_tile(const Params& p, int tile, Signals& signals,
+                                          const float (&d)[kAccumulators]) {
+  const int tile_begin = tile * p.blocks;
+  const int first = owner(p, tile_begin);
+  const int last = owner(p, tile_begin + p.blocks - 1);
+  // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
+  const auto slot_of = [&](int cta) { return 2 * cta + (first_unit(p, cta) < tile_begin); };
+  float4* own = partial_slot(p, slot_of(blockIdx.x));
+#pragma unroll
+  for (int i = 0; i < kAccumulators / 4; ++i)
+    __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
+  consumers_meet();
+  if (threadIdx.x == 0) {
+    __threadfence();  // after the barrier it covers what all consumers wrote
+    const bool comes_last = atomicAdd(p.arrivals + tile, 1) == static_cast<u32>(last - first);
+    if (comes_last) p.arrivals[tile] = 0;
+    __threadfence();
+    signals.comes_last = comes_last;
+  }
+  consumers_meet();
+  if (!signals.comes_last) return;
+  constexpr int kTogether = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;  // groups loaded at once
 #pragma unroll 1
   for (int group = 0; group < COLS / 8; group += kTogether) {
     float sums[kTogether][4] = {};
-    for (int cta = sharers.first; cta <= sharers.last; ++cta) {
-      const float4* slot = partial_slot(p, sharers.slot(p, cta), part);
+    for (int cta = first; cta <= last; ++cta) {
+      const float4* slot = partial_slot(p, slot_of(cta));
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const float4 v = __ldcg(slot + (group + i) * kConsumers);
@@ -598,56 +542,7 @@ __device__ __forceinline__ void add_parts(const Params& p, int tile, const Share
       }
     }
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) finish.store(p, tile, part, group + i, sums[i]);
-  }
-}
-
-// A segment that is not a whole tile: leave the sums in the workspace; the last part to arrive,
-// whichever it is, finishes the tile.
-__device__ __forceinline__ void join_tile(const Params& p, int tile, Signals& signals,
-                                          const float (&d)[kAccumulators]) {
-  const Sharers sharers(p, tile);
-  float4* own = partial_slot(p, sharers.slot(p, blockIdx.x), threadIdx.x);
-#pragma unroll
-  for (int i = 0; i < kAccumulators / 4; ++i)
-    __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-  consumers_meet();  // what all consumers wrote is covered by the fence of thread 0
-  if (threadIdx.x == 0) signals.comes_last = arrive_last(p, tile, sharers);
-  consumers_meet();
-  constexpr int kTogether = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;
-  if (signals.comes_last) add_parts<kTogether>(p, tile, sharers, threadIdx.x);
-}
-
-// The escape warp: our share of the escapes of every tile that we have a segment of.
-__device__ void correct(const Params& p, Signals& signals, int begin, int end) {
-  const int lane = threadIdx.x % 32;
-  const int last_tile = (end - 1) / p.blocks;
-  int tile = begin / p.blocks;
-  Sharers sharers(p, tile);
-  Share share(p, tile, sharers);
-  wait_for_previous_kernel();
-  if (lane == 0) signals.previous_done = 1;
-  u32 whole = 0;
-#pragma unroll 1
-  while (true) {
-    const u32 mask = correct_share(p, tile, share);
-    const bool split = sharers.count() > 1;
-    const int row = split ? p.tiles + sharers.slot(p, blockIdx.x) : tile;
-    if (lane < 4) p.corrected[row * 4 + lane] = mask;
-    __threadfence_block();
-    __syncwarp();
-    if (!split) {
-      if (lane == 0) signals.tiles_corrected = ++whole;
-    } else {
-      const bool comes_last = lane == 0 && arrive_last(p, tile, sharers);
-      if (__shfl_sync(~0u, comes_last, 0)) {
-#pragma unroll 1
-        for (int part = lane; part < kConsumers; part += 32) add_parts<1>(p, tile, sharers, part);
-      }
-    }
-    if (++tile > last_tile) break;
-    sharers = Sharers(p, tile);
-    share = Share(p, tile, sharers);
+    for (int i = 0; i < kTogether; ++i) store_group(p, tile, group + i, sums[i]);
   }
 }
 
@@ -673,7 +568,8 @@ __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4
   a[3] = permute(low1, high1, 0x7362);
 }
 
-__device__ void consume(const Params& p, const Shared& s, Signals& signals, int begin, int end) {
+__device__ void consume(const Params& p, const Shared& s, float* corrections, Signals& signals,
+                        int begin, int end) {
   const int group = threadIdx.x / 128;
   const int thread = threadIdx.x % 128;
   const int lane = threadIdx.x % 32;
@@ -682,8 +578,8 @@ __device__ void consume(const Params& p, const Shared& s, Signals& signals, int 
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
   int stage = 0;
-  u32 parity = 0, whole = 0;
-  for (int unit = begin; unit < end;) {
+  u32 parity = 0;
+  for (int unit = begin, segments = 0; unit < end; ++segments) {
     const Segment segment = segment_at(p, unit, end);
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
@@ -719,15 +615,14 @@ __device__ void consume(const Params& p, const Shared& s, Signals& signals, int 
     }
     wgmma_wait<0>();
     if (lane == 0) barrier_arrive(s.empty + 8 * previous);
-    if (segment.count == p.blocks) {
-      ++whole;
-      while (signals.tiles_corrected < whole) {
-      }
-      __threadfence_block();
+    barrier_wait(s.corrected, segments & 1);
+    scale_and_correct(p, segment.tile, corrections, signals, d);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.taken_over);
+    if (segment.count == p.blocks)
       store_tile(p, segment.tile, d);
-    } else {
+    else
       join_tile(p, segment.tile, signals, d);
-    }
     unit += segment.count;
   }
 }
@@ -745,21 +640,28 @@ __device__ __forceinline__ void keep_place(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 ring[];
-  __shared__ __align__(8) u64 barriers[2 * STAGES];
-  __shared__ Signals signals;
+  __shared__ __align__(8) u64 barriers[2 * STAGES + 2];
+  __shared__ __align__(4) Signals signals;
   const u32 base = keep(shared_address(ring));
-  const Shared s{base, base + STAGES * kInputBytes, shared_address(barriers),
-                 shared_address(barriers + STAGES)};
+  const u32 first_barrier = shared_address(barriers);
+  const Shared s{base,
+                 base + STAGES * kInputBytes,
+                 first_barrier,
+                 first_barrier + 8 * STAGES,
+                 first_barrier + 16 * STAGES,
+                 first_barrier + 16 * STAGES + 8};
+  float* corrections = reinterpret_cast<float*>(ring + STAGES * (kInputBytes + kFetchBytes));
   const int begin = first_unit(p, blockIdx.x);
   const int end = first_unit(p, blockIdx.x + 1);
 
   if (threadIdx.x == 0) {
     signals.previous_done = 0;
-    signals.tiles_corrected = 0;
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(s.full + 8 * i, 1);
-      barrier_init(s.empty + 8 * i, kConsumers / 32);
+      barrier_init(s.empty + 8 * i, kConsumers / 32 + 1);
     }
+    barrier_init(s.corrected, 1);
+    barrier_init(s.taken_over, kConsumers / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -771,9 +673,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
   const int warp = threadIdx.x / 32;
   if (warp < 8)
-    consume(p, s, signals, begin, end);
+    consume(p, s, corrections, signals, begin, end);
   else if (warp == 8 && threadIdx.x % 32 == 0)
     produce(p, map, s, signals, begin, end);
   else if (warp == 9)
-    correct(p, signals, begin, end);
+    correct(p, s, ring, corrections, signals, begin, end);
 }
