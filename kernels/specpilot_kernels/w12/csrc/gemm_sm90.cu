@@ -13,17 +13,16 @@
 // Half of an SM, because the next kernel's CTAs then fit beside ours: launched with programmatic
 // dependent launch they fill their rings with weights while we still compute.
 //
-// Work split (stream-K). Output channels form tiles of 128, inputs form blocks of 64; tile t and
-// block k make one unit, which is one record of 12,288 bytes, and units are numbered tile by tile:
+// Work split. Output channels form tiles of 128, inputs form blocks of 64; tile t and block k make
+// one unit, which is one record of 12,288 bytes, and units are numbered tile by tile. A CTA first
+// takes its equal share of the units of the first few tiles, then its whole tiles:
 //
-//   units   | tile 0: k 0 .. kb-1 | tile 1: k 0 .. kb-1 | tile 2 ...        |
-//   CTAs    |  0         |  1          |  2         |  3          |  4 ...  |
+//   tiles   | split tiles: units shared out evenly | whole tiles, the same number for every CTA |
+//   CTAs    | 0 | 1 | 2 | 3 | 4 | ...              | 0           | 1           | 2 ...          |
 //
-// Each CTA takes floor(U / G) neighbouring units, the first U mod G CTAs one more. The part of a
-// tile in one CTA is a segment. A tile of one segment is finished from registers. Otherwise every
-// segment writes its sums to the workspace and the CTA that comes last adds them up, always in the
-// order of the CTAs: the result depends neither on timing nor, since the split ignores the rows,
-// on the batch.
+// What a CTA has of a tile is a segment. A whole tile is finished from registers. Of a split tile
+// every CTA but the last sends its sums to the last one, which adds them up in the order of the
+// CTAs: the result depends neither on timing nor, since the split ignores the rows, on the batch.
 //
 // Hand-over. Loading must not pause between kernels. While our CTA issues loads it is counted in
 // `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its
@@ -45,9 +44,6 @@
 #ifndef VIEW_ONLY
 #define VIEW_ONLY 0
 #endif
-#ifndef PREFETCH
-#define PREFETCH 0
-#endif
 #ifndef STREAM_ONLY
 #define STREAM_ONLY 0
 #endif
@@ -65,6 +61,7 @@ constexpr int kFetchBytes = VIEW_ONLY ? kViewBytes : kRecordBytes;
 constexpr int kInputBytes = COLS * kBlockCols * 2;  // one block of activations
 constexpr int kSlots = SLOTS;  // corrected channels that find place in shared memory
 constexpr int kNoSlot = 255;
+constexpr u32 kEmpty = 0xFFFFFFFF;
 constexpr int kConsumers = 256;
 constexpr int kThreads = 320;
 constexpr int kAccumulators = COLS / 2;  // floats per consumer thread: 64 x COLS over 128 threads
@@ -81,19 +78,19 @@ struct Params {
   const u64* escapes;      // by unit, channel, column: see Escape
   const u16* bias;         // bfloat16 [channels], or null
   u16* y;                  // bfloat16 [rows, y_stride]
-  float* partials;         // [2 * CTAs, 128 * COLS]
-  float* overflow;         // [CTAs, 128, COLS]: corrections that find no place in shared memory
-  u32* arrivals;           // [tiles], zero between launches
+  u32* partials;           // [workers, 128 * COLS] floats, every word kEmpty between launches
+  float* overflow;         // [workers, 128, COLS]: corrections without a place in shared memory
   u32* issuing;            // [SMs]: CTAs of ours on that SM with loads still to issue
   long long y_stride;      // elements
   int rows;                // 1..COLS
   int channels;
-  int tiles;
   int blocks;              // units per tile
-  int workers;             // CTAs that share the units; the others only keep their place
-  int linger;              // cycles a CTA without work keeps its place
-  int share;               // floor(units / workers)
-  int longer;              // units mod workers: so many CTAs have one unit more
+  int workers;             // CTAs with work; the others only keep their place
+  int linger;              // cycles they keep it
+  int split_tiles;         // tiles 0 .. split_tiles - 1 are shared
+  int share;               // floor(units of them / workers)
+  int longer;              // their units mod workers: so many CTAs have one unit more
+  int whole_tiles;         // per worker
 };
 
 struct Segment {
@@ -151,11 +148,6 @@ __device__ __forceinline__ void copy_weights(u32 target, const void* source, u32
       : "memory");
 }
 
-// Ask for `bytes` of weights to be brought into L2.
-__device__ __forceinline__ void prefetch_weights(const void* source, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 // Copy the box of x that begins at column `column` of row 0, swizzled as wgmma reads it.
 __device__ __forceinline__ void copy_inputs(u32 target, const TensorMap& map, int column,
                                             u32 barrier) {
@@ -173,11 +165,6 @@ __device__ __forceinline__ void let_next_kernel_start() {
 // Wait until every kernel this one was launched to depend on has ended and its writes are visible.
 __device__ __forceinline__ void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// A barrier of the 256 consumer threads alone.
-__device__ __forceinline__ void consumers_meet() {
-  asm volatile("bar.sync 1, 256;" ::: "memory");
 }
 
 // Order our register writes before the wgmma that reads them.
@@ -266,39 +253,66 @@ __device__ __forceinline__ void wgmma(float (&d)[kAccumulators], const u32 (&a)[
 
 // ---- the work split ----------------------------------------------------------------------------
 
-// The first unit of CTA `cta`.
-__device__ __forceinline__ int first_unit(const Params& p, int cta) {
+// The first unit that CTA `cta` has of the split tiles.
+__device__ __forceinline__ int first_split_unit(const Params& p, int cta) {
   return cta * p.share + min(cta, p.longer);
 }
 
-// The CTA that has unit `unit`.
+// The CTA that has unit `unit` of the split tiles.
 __device__ __forceinline__ int owner(const Params& p, int unit) {
   const int in_longer = p.longer * (p.share + 1);
   return unit < in_longer ? unit / (p.share + 1) : p.longer + (unit - in_longer) / p.share;
 }
 
-// The segment that begins at `unit` and ends with its tile or before `end`.
-__device__ __forceinline__ Segment segment_at(const Params& p, int unit, int end) {
+// The units of a CTA: `split` units from `split_begin` on, then `whole` units from `whole_begin`.
+struct Work {
+  int split_begin, split, whole_begin, whole;
+
+  __device__ Work(const Params& p, int cta)
+      : split_begin(first_split_unit(p, cta)),
+        split(first_split_unit(p, cta + 1) - split_begin),
+        whole_begin((p.split_tiles + cta * p.whole_tiles) * p.blocks),
+        whole(p.whole_tiles * p.blocks) {}
+  __device__ int total() const { return split + whole; }
+  __device__ int unit(int i) const {
+    return i < split ? split_begin + i : whole_begin + i - split;
+  }
+};
+
+// The segment that begins with the CTA's i-th unit.
+__device__ __forceinline__ Segment segment_at(const Params& p, const Work& work, int i) {
+  const int unit = work.unit(i);
   const int tile = unit / p.blocks;
   const int first = unit - tile * p.blocks;
-  return {tile, first, min(end - unit, p.blocks - first)};
+  const int left = i < work.split ? work.split - i : p.blocks;
+  return {tile, first, min(left, p.blocks - first)};
 }
 
-// Shared memory as 32-bit addresses.
+// Shared memory as 32-bit addresses. A stage has a record and a block of inputs. The record is
+// free once the consumers have it in registers, the inputs only after the products.
 struct Shared {
-  u32 inputs;      // STAGES blocks of activations, 1024-byte aligned
-  u32 records;     // STAGES records
-  u32 full;        // STAGES barriers: a stage has landed
-  u32 empty;       // STAGES barriers: every consumer warp and the escape warp are done with it
-  u32 corrected;   // barrier: the corrections of a segment are complete
-  u32 taken_over;  // barrier: the consumers have added them to their sums
+  u32 inputs;        // STAGES blocks of activations, 1024-byte aligned
+  u32 records;       // STAGES records
+  u32 full;          // STAGES barriers: record and inputs have landed
+  u32 record_free;   // STAGES barriers: every consumer warp has read the record
+  u32 inputs_free;   // STAGES barriers: the consumer warps and the escape warp need them no more
+  u32 corrected;     // barrier: the corrections of a segment are complete
+  u32 taken_over;    // barrier: the consumers have added them to their sums
 };
 
 // What the roles tell each other through shared memory.
 struct Signals {
   volatile u32 previous_done;  // 1: the previous kernel has ended
-  volatile u32 comes_last;     // 1: our segment was the last of its tile
   u8 slot_of[kTileRows];       // where a channel's correction lies; kNoSlot: it has none
+};
+
+// A stage of the ring and the parity of its current phase.
+struct Position {
+  int stage = 0;
+  u32 parity = 0;
+  __device__ void advance() {
+    if (++stage == STAGES) stage = 0, parity ^= 1;
+  }
 };
 
 // ---- producer ----------------------------------------------------------------------------------
@@ -317,39 +331,44 @@ __device__ __forceinline__ void take_over(u32* issuing, const Signals& signals) 
 }
 
 __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
-                        const Signals& signals, int begin, int end) {
+                        const Signals& signals, const Work& work) {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  const u8* source = p.records + static_cast<long long>(begin) * kRecordBytes;
-  const int total = end - begin;
+  const int total = work.total();
   const int ahead = min(total, STAGES);
-  int block = begin % p.blocks;
+  const auto load_record = [&](int i, int stage) {
+    barrier_expect(s.full + 8 * stage, kFetchBytes + kInputBytes);
+    copy_weights(s.records + stage * kFetchBytes,
+                 p.records + static_cast<long long>(work.unit(i)) * kRecordBytes, kFetchBytes,
+                 s.full + 8 * stage, policy);
+  };
+  int block = work.unit(0) % p.blocks;
+  const auto load_inputs = [&](int i, int stage) {
+    if (i == work.split) block = 0;
+    copy_inputs(s.inputs + stage * kInputBytes, map, block * kBlockCols, s.full + 8 * stage);
+    if (++block == p.blocks) block = 0;
+  };
   u32* issuing = p.issuing + sm_index();
   take_over(issuing, signals);
 
   // Weights never change, so the ring fills before the previous kernel has written our inputs.
-  for (int i = 0; i < ahead; ++i) {
-    barrier_expect(s.full + 8 * i, kFetchBytes + kInputBytes);
-    copy_weights(s.records + i * kFetchBytes, source, kFetchBytes, s.full + 8 * i, policy);
-    source += kRecordBytes;
-  }
-  for (int i = 0; i < min(total - ahead, PREFETCH); ++i)
-    prefetch_weights(source + i * kRecordBytes, kFetchBytes);
+  for (int i = 0; i < ahead; ++i) load_record(i, i);
   wait_for_previous_kernel();
-  for (int i = 0; i < ahead; ++i) {
-    copy_inputs(s.inputs + i * kInputBytes, map, block * kBlockCols, s.full + 8 * i);
-    if (++block == p.blocks) block = 0;
-  }
-  int stage = 0;
-  u32 parity = 0;
-  for (int i = ahead; i < total; ++i) {
-    barrier_wait(s.empty + 8 * stage, parity);
-    barrier_expect(s.full + 8 * stage, kFetchBytes + kInputBytes);
-    copy_weights(s.records + stage * kFetchBytes, source, kFetchBytes, s.full + 8 * stage, policy);
-    copy_inputs(s.inputs + stage * kInputBytes, map, block * kBlockCols, s.full + 8 * stage);
-    source += kRecordBytes;
-    if (++block == p.blocks) block = 0;
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+  for (int i = 0; i < ahead; ++i) load_inputs(i, i);
+
+  // Records run one unit ahead of inputs, since their places get free earlier.
+  Position record, inputs;
+  for (int i = ahead; i <= total; ++i) {
+    if (i < total) {
+      barrier_wait(s.record_free + 8 * record.stage, record.parity);
+      load_record(i, record.stage);
+      record.advance();
+    }
+    if (i > ahead) {
+      barrier_wait(s.inputs_free + 8 * inputs.stage, inputs.parity);
+      load_inputs(i - 1, inputs.stage);
+      inputs.advance();
+    }
   }
   atomicSub(issuing, 1);
 }
@@ -408,44 +427,58 @@ __device__ __forceinline__ void add_escape(const Params& p, Escape escape, const
   __syncwarp();
 }
 
+// Escapes base .. limit - 1, 32 in registers and the next 32 on their way.
+struct EscapeStream {
+  int next, limit, used;
+  u64 mine, coming;
+  Escape current;
+
+  // The escapes of units begin .. end - 1. Constants: may be read before the previous kernel ends.
+  __device__ EscapeStream(const Params& p, int begin, int end)
+      : next(__ldg(p.escape_ptr + begin)), limit(__ldg(p.escape_ptr + end)), used(0) {
+    mine = load(p, next), coming = load(p, next + 32);
+    select();
+  }
+  __device__ u64 load(const Params& p, int base) const {
+    const int index = base + static_cast<int>(threadIdx.x % 32);
+    return index < limit ? __ldg(p.escapes + index) : ~u64{0};  // no unit has that number
+  }
+  __device__ void select() {
+    const u64 escape = __shfl_sync(~0u, mine, used);
+    current = {static_cast<u32>(escape), static_cast<u32>(escape >> 32)};
+  }
+  __device__ void advance(const Params& p) {
+    if (++used == 32) used = 0, next += 32, mine = coming, coming = load(p, next + 32);
+    select();
+  }
+};
+
 __device__ void correct(const Params& p, const Shared& s, const u8* inputs, float* corrections,
-                        Signals& signals, int begin, int end) {
+                        Signals& signals, const Work& work) {
   const int lane = threadIdx.x % 32;
-  // 32 escapes are in registers and the next 32 on their way. They are constants: read before the
-  // previous kernel has ended.
-  int next = __ldg(p.escape_ptr + begin);
-  const int limit = __ldg(p.escape_ptr + end);
-  const auto load = [&](int base) {
-    return base + lane < limit ? __ldg(p.escapes + base + lane) : ~u64{0};
-  };
-  u64 mine = load(next), coming = load(next + 32);
-  int used = 0;
-  const auto current = [&] {
-    const u64 from_lane = __shfl_sync(~0u, mine, used);
-    return Escape{static_cast<u32>(from_lane), static_cast<u32>(from_lane >> 32)};
-  };
-  Escape escape = current();
+  EscapeStream escapes(p, work.split_begin, work.split_begin + work.split);
+  EscapeStream of_whole(p, work.whole_begin, work.whole_begin + work.whole);
   wait_for_previous_kernel();
   if (lane == 0) signals.previous_done = 1;
 
-  int stage = 0;
-  u32 parity = 0;
-  for (int unit = begin, segments = 0; unit < end; ++segments) {
-    const Segment segment = segment_at(p, unit, end);
-    if (segments > 0) barrier_wait(s.taken_over, (segments - 1) & 1);
+  Position at;
+  u32 taken_over = 1;  // parity: the first segment has nobody to wait for
+  for (int i = 0; i < work.total(); taken_over ^= 1) {
+    if (i > 0) barrier_wait(s.taken_over, taken_over);
+    if (i == work.split) escapes = of_whole;
+    const Segment segment = segment_at(p, work, i);
     reinterpret_cast<u32*>(signals.slot_of)[lane] = ~0u;
     __syncwarp();
     int slots = 0;
-    for (const int segment_end = unit + segment.count; unit < segment_end; ++unit) {
-      barrier_wait(s.full + 8 * stage, parity);
-      while (escape.unit() == unit) {
-        add_escape(p, escape, inputs + stage * kInputBytes, corrections, signals, slots);
-        if (++used == 32) used = 0, next += 32, mine = coming, coming = load(next + 32);
-        escape = current();
-      }
+    int unit = work.unit(i);
+    i += segment.count;
+    for (const int end = unit + segment.count; unit < end; ++unit) {
+      barrier_wait(s.full + 8 * at.stage, at.parity);
+      for (; escapes.current.unit() == unit; escapes.advance(p))
+        add_escape(p, escapes.current, inputs + at.stage * kInputBytes, corrections, signals, slots);
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.empty + 8 * stage);
-      if (++stage == STAGES) stage = 0, parity ^= 1;
+      if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.stage);
+      at.advance();
     }
     if (kSlots < kTileRows) __threadfence_block();
     __syncwarp();
@@ -502,47 +535,61 @@ __device__ __forceinline__ void store_tile(const Params& p, int tile,
   }
 }
 
-__device__ __forceinline__ float4* partial_slot(const Params& p, int slot) {
-  return reinterpret_cast<float4*>(p.partials) + slot * (kTileRows * COLS / 4) + threadIdx.x;
+// Sums travel between CTAs as words that are their own signal: a word is kEmpty, a NaN that no
+// arithmetic makes, until the sum is there, and the reader makes it kEmpty again.
+__device__ __forceinline__ u32* partial_slot(const Params& p, int cta, int group) {
+  return p.partials + (cta * COLS / 8 + group) * (kTileRows * 8) + threadIdx.x * 4;
 }
 
-// A segment that is not a whole tile: leave the sums in the workspace; whoever is last among the
-// tile's CTAs adds them up in the order of the CTAs and finishes the tile.
-__device__ __forceinline__ void join_tile(const Params& p, int tile, Signals& signals,
+__device__ __forceinline__ void send(u32* slot, const float (&sums)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(slot), "f"(sums[0]),
+               "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
+}
+
+__device__ __forceinline__ void clear(u32* slot) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(slot), "r"(kEmpty)
+               : "memory");
+}
+
+__device__ __forceinline__ void peek(const u32* slot, u32 (&words)[4]) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(slot)
+               : "memory");
+}
+
+// A segment of a split tile: send the sums to the tile's last CTA, or be it. Waiting is safe:
+// CTAs with lower numbers have started before.
+__device__ __forceinline__ void join_tile(const Params& p, int tile,
                                           const float (&d)[kAccumulators]) {
   const int tile_begin = tile * p.blocks;
   const int first = owner(p, tile_begin);
   const int last = owner(p, tile_begin + p.blocks - 1);
-  // A CTA has at most two unfinished tiles: the one it begins in and the one it ends in.
-  const auto slot_of = [&](int cta) { return 2 * cta + (first_unit(p, cta) < tile_begin); };
-  float4* own = partial_slot(p, slot_of(blockIdx.x));
+  const int self = blockIdx.x;
+  if (self != last) {
 #pragma unroll
-  for (int i = 0; i < kAccumulators / 4; ++i)
-    __stcg(own + i * kConsumers, make_float4(d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]));
-  consumers_meet();
-  if (threadIdx.x == 0) {
-    __threadfence();  // after the barrier it covers what all consumers wrote
-    const bool comes_last = atomicAdd(p.arrivals + tile, 1) == static_cast<u32>(last - first);
-    if (comes_last) p.arrivals[tile] = 0;
-    __threadfence();
-    signals.comes_last = comes_last;
+    for (int group = 0; group < COLS / 8; ++group) {
+      const float sums[4] = {d[4 * group], d[4 * group + 1], d[4 * group + 2], d[4 * group + 3]};
+      send(partial_slot(p, self, group), sums);
+    }
+    return;
   }
-  consumers_meet();
-  if (!signals.comes_last) return;
-  constexpr int kTogether = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;  // groups loaded at once
-#pragma unroll 1
-  for (int group = 0; group < COLS / 8; group += kTogether) {
-    float sums[kTogether][4] = {};
-    for (int cta = first; cta <= last; ++cta) {
-      const float4* slot = partial_slot(p, slot_of(cta));
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const float4 v = __ldcg(slot + (group + i) * kConsumers);
-        sums[i][0] += v.x, sums[i][1] += v.y, sums[i][2] += v.z, sums[i][3] += v.w;
-      }
+  for (int group = 0; group < COLS / 8; ++group) {
+    float sums[4] = {};
+    for (int cta = first; cta < last; ++cta) {
+      u32* slot = partial_slot(p, cta, group);
+      u32 words[4];
+      do {
+        peek(slot, words);
+      } while (words[0] == kEmpty || words[1] == kEmpty || words[2] == kEmpty ||
+               words[3] == kEmpty);
+      clear(slot);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] += __uint_as_float(words[i]);
     }
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) store_group(p, tile, group + i, sums[i]);
+    for (int i = 0; i < 4; ++i) sums[i] += d[4 * group + i];
+    store_group(p, tile, group, sums);
   }
 }
 
@@ -569,7 +616,7 @@ __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4
 }
 
 __device__ void consume(const Params& p, const Shared& s, float* corrections, Signals& signals,
-                        int begin, int end) {
+                        const Work& work) {
   const int group = threadIdx.x / 128;
   const int thread = threadIdx.x % 128;
   const int lane = threadIdx.x % 32;
@@ -577,32 +624,36 @@ __device__ void consume(const Params& p, const Shared& s, float* corrections, Si
   const u32 low_plane = keep(s.records + kViewBytes + group * 2048 + thread * 16);
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
-  int stage = 0;
-  u32 parity = 0;
-  for (int unit = begin, segments = 0; unit < end; ++segments) {
-    const Segment segment = segment_at(p, unit, end);
+  Position at;
+  u32 corrected = 0;  // parity
+  for (int i = 0; i < work.total(); corrected ^= 1) {
+    const Segment segment = segment_at(p, work, i);
+    i += segment.count;
 #pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) d[i] = 0.f;
-    int previous = -1;  // the stage whose activations the tensor cores may still be reading
+    for (int k = 0; k < kAccumulators; ++k) d[k] = 0.f;
+    int previous = -1;  // the stage whose inputs the tensor cores may still be reading
     for (int block = 0; block < segment.count; ++block) {
-      barrier_wait(s.full + 8 * stage, parity);
+      barrier_wait(s.full + 8 * at.stage, at.parity);
 #if STREAM_ONLY
       __syncwarp();
-      if (previous >= 0 && lane == 0) barrier_arrive(s.empty + 8 * previous);
+      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
+      if (previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
 #else
-      u32 low[4] = {};
+      u32 bytes[2][4], low[4] = {};
+      load16(view + at.stage * kFetchBytes, bytes[0]);
 #if !VIEW_ONLY
-      load16(low_plane + stage * kFetchBytes, low);
+      load16(low_plane + at.stage * kFetchBytes, low);
 #endif
-      const u64 inputs = inputs_descriptor(s.inputs + stage * kInputBytes);
+      load16(view + at.stage * kFetchBytes + 2048, bytes[1]);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
+      const u64 inputs = inputs_descriptor(s.inputs + at.stage * kInputBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        u32 bytes[4];
-        load16(view + stage * kFetchBytes + half * 2048, bytes);
         wgmma_wait<1>();  // the set we are about to overwrite is no longer read
-        if (half == 1 && previous >= 0 && lane == 0) barrier_arrive(s.empty + 8 * previous);
-        decode(bytes[0], bytes[1], low[2 * half], a[half][0]);
-        decode(bytes[2], bytes[3], low[2 * half + 1], a[half][1]);
+        if (half == 1 && previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+        decode(bytes[half][0], bytes[half][1], low[2 * half], a[half][0]);
+        decode(bytes[half][2], bytes[half][3], low[2 * half + 1], a[half][1]);
         wgmma_fence();
         // 16 inputs are 32 bytes: two descriptor units.
         wgmma(d, a[half][0], inputs + 4 * half);
@@ -610,20 +661,19 @@ __device__ void consume(const Params& p, const Shared& s, float* corrections, Si
         wgmma_commit();
       }
 #endif
-      previous = stage;
-      if (++stage == STAGES) stage = 0, parity ^= 1;
+      previous = at.stage;
+      at.advance();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(s.empty + 8 * previous);
-    barrier_wait(s.corrected, segments & 1);
+    if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+    barrier_wait(s.corrected, corrected);
     scale_and_correct(p, segment.tile, corrections, signals, d);
     __syncwarp();
     if (lane == 0) barrier_arrive(s.taken_over);
     if (segment.count == p.blocks)
       store_tile(p, segment.tile, d);
     else
-      join_tile(p, segment.tile, signals, d);
-    unit += segment.count;
+      join_tile(p, segment.tile, d);
   }
 }
 
@@ -640,25 +690,25 @@ __device__ __forceinline__ void keep_place(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 ring[];
-  __shared__ __align__(8) u64 barriers[2 * STAGES + 2];
+  __shared__ __align__(8) u64 barriers[3 * STAGES + 2];
   __shared__ __align__(4) Signals signals;
   const u32 base = keep(shared_address(ring));
-  const u32 first_barrier = shared_address(barriers);
+  const u32 barrier = shared_address(barriers);
   const Shared s{base,
                  base + STAGES * kInputBytes,
-                 first_barrier,
-                 first_barrier + 8 * STAGES,
-                 first_barrier + 16 * STAGES,
-                 first_barrier + 16 * STAGES + 8};
+                 barrier,
+                 barrier + 8 * STAGES,
+                 barrier + 16 * STAGES,
+                 barrier + 24 * STAGES,
+                 barrier + 24 * STAGES + 8};
   float* corrections = reinterpret_cast<float*>(ring + STAGES * (kInputBytes + kFetchBytes));
-  const int begin = first_unit(p, blockIdx.x);
-  const int end = first_unit(p, blockIdx.x + 1);
 
   if (threadIdx.x == 0) {
     signals.previous_done = 0;
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(s.full + 8 * i, 1);
-      barrier_init(s.empty + 8 * i, kConsumers / 32 + 1);
+      barrier_init(s.record_free + 8 * i, kConsumers / 32);
+      barrier_init(s.inputs_free + 8 * i, kConsumers / 32 + 1);
     }
     barrier_init(s.corrected, 1);
     barrier_init(s.taken_over, kConsumers / 32);
@@ -671,11 +721,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     return;
   }
 
+  const Work work(p, blockIdx.x);
   const int warp = threadIdx.x / 32;
   if (warp < 8)
-    consume(p, s, corrections, signals, begin, end);
+    consume(p, s, corrections, signals, work);
   else if (warp == 8 && threadIdx.x % 32 == 0)
-    produce(p, map, s, signals, begin, end);
+    produce(p, map, s, signals, work);
   else if (warp == 9)
-    correct(p, s, ring, corrections, signals, begin, end);
+    correct(p, s, ring, corrections, signals, work);
 }
