@@ -21,7 +21,7 @@
 //   CTAs    | 0 | 1 | 2 | 3 | 4 | ...              | 0           | 1           | 2 ...          |
 //
 // What a CTA has of a tile is a segment. A whole tile is finished from registers. Of a split tile
-// every CTA but the last sends its sums to the last one, which adds them up in the order of the
+// every CTA but the first sends its sums to the first one, which adds them up in the order of the
 // CTAs: the result depends neither on timing nor, since the split ignores the rows, on the batch.
 //
 // Hand-over. Loading must not pause between kernels. While our CTA issues loads it is counted in
@@ -557,15 +557,12 @@ __device__ __forceinline__ void peek(const u32* slot, u32 (&words)[4]) {
                : "memory");
 }
 
-// A segment of a split tile: send the sums to the tile's last CTA, or be it. Waiting is safe:
-// CTAs with lower numbers have started before.
-__device__ __forceinline__ void join_tile(const Params& p, int tile,
+// A segment of a split tile: send the sums to the tile's first CTA, or be it. To the first CTA the
+// segment is its last one of the split tiles, to the others their first, so nobody waits long.
+__device__ __forceinline__ void join_tile(const Params& p, const Segment& segment,
                                           const float (&d)[kAccumulators]) {
-  const int tile_begin = tile * p.blocks;
-  const int first = owner(p, tile_begin);
-  const int last = owner(p, tile_begin + p.blocks - 1);
   const int self = blockIdx.x;
-  if (self != last) {
+  if (segment.first > 0) {
 #pragma unroll
     for (int group = 0; group < COLS / 8; ++group) {
       const float sums[4] = {d[4 * group], d[4 * group + 1], d[4 * group + 2], d[4 * group + 3]};
@@ -573,10 +570,11 @@ __device__ __forceinline__ void join_tile(const Params& p, int tile,
     }
     return;
   }
+  const int last = owner(p, segment.tile * p.blocks + p.blocks - 1);
 #pragma unroll
   for (int group = 0; group < COLS / 8; ++group) {
-    float sums[4] = {};
-    for (int cta = first; cta < last; ++cta) {
+    float sums[4] = {d[4 * group], d[4 * group + 1], d[4 * group + 2], d[4 * group + 3]};
+    for (int cta = self + 1; cta <= last; ++cta) {
       u32* slot = partial_slot(p, cta, group);
       u32 words[4];
       do {
@@ -587,9 +585,7 @@ __device__ __forceinline__ void join_tile(const Params& p, int tile,
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[i] += __uint_as_float(words[i]);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += d[4 * group + i];
-    store_group(p, tile, group, sums);
+    store_group(p, segment.tile, group, sums);
   }
 }
 
@@ -673,7 +669,7 @@ __device__ void consume(const Params& p, const Shared& s, float* corrections, Si
     if (segment.count == p.blocks)
       store_tile(p, segment.tile, d);
     else
-      join_tile(p, segment.tile, d);
+      join_tile(p, segment, d);
   }
 }
 
