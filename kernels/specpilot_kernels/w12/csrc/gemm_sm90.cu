@@ -397,10 +397,17 @@ struct Escape {
   }
 };
 
-// The correction of channel `channel`, row by row; slots beyond shared memory are in global memory.
-__device__ __forceinline__ float* correction_row(const Params& p, float* corrections, int slot) {
+// The correction in a slot, row by row; slots beyond shared memory are in global memory.
+__device__ __forceinline__ float* correction_in(const Params& p, float* corrections, int slot) {
   if (kSlots == kTileRows || slot < kSlots) return corrections + slot * COLS;
   return p.overflow + (blockIdx.x * kTileRows + slot) * COLS;
+}
+
+// Where row 0 lies in a slot; row r is r ^ that. Threads of a warp read eight slots at once, which
+// should not fall on the same banks.
+__device__ __forceinline__ int first_row(int slot) {
+  if (COLS == 48) return slot / 2 % 2 * 8;
+  return COLS >= 32 ? slot % 4 * 8 : 0;
 }
 
 __device__ __forceinline__ void add_escape(const Params& p, Escape escape, const u8* inputs,
@@ -413,7 +420,8 @@ __device__ __forceinline__ void add_escape(const Params& p, Escape escape, const
     __syncwarp();
     if (lane == 0) signals.slot_of[escape.channel()] = slot;
   }
-  float* sums = correction_row(p, corrections, slot);
+  float* sums = correction_in(p, corrections, slot);
+  const int swizzle = first_row(slot);
   const float weight = escape.weight(), placeholder = escape.placeholder();
 #pragma unroll
   for (int row = lane; row < COLS; row += 32) {
@@ -421,8 +429,9 @@ __device__ __forceinline__ void add_escape(const Params& p, Escape escape, const
     const int piece = escape.column() / 8 ^ row % 8;
     const float x = from_bf16(
         *reinterpret_cast<const u16*>(inputs + row * 128 + piece * 16 + escape.column() % 8 * 2));
-    const float sum = is_new ? 0.f : sums[row];
-    sums[row] = fmaf(-placeholder, x, fmaf(weight, x, sum));
+    float& sum = sums[row ^ swizzle];
+    const float before = is_new ? 0.f : sum;
+    sum = fmaf(-placeholder, x, fmaf(weight, x, before));
   }
   __syncwarp();
 }
@@ -503,10 +512,12 @@ __device__ __forceinline__ void scale_and_correct(const Params& p, int tile, flo
     for (int i = 0; i < kAccumulators / 2; ++i) d[i / 2 * 4 + half * 2 + i % 2] *= scale;
     const int slot = signals.slot_of[channel];
     if (slot != kNoSlot) {
-      const float* sums = correction_row(p, corrections, slot) + threadIdx.x % 4 * 2;
+      const float* sums = correction_in(p, corrections, slot) + threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kAccumulators / 2; ++i)
-        d[i / 2 * 4 + half * 2 + i % 2] += sums[i / 2 * 8 + i % 2];
+      for (int group = 0; group < COLS / 8; ++group) {
+        const float2 pair = *reinterpret_cast<const float2*>(sums + (group * 8 ^ first_row(slot)));
+        d[group * 4 + half * 2] += pair.x, d[group * 4 + half * 2 + 1] += pair.y;
+      }
     }
   }
 }
@@ -560,7 +571,7 @@ __device__ __forceinline__ void peek(const u32* slot, u32 (&words)[4]) {
 // A segment of a split tile: send the sums to the tile's first CTA, or be it. To the first CTA the
 // segment is its last one of the split tiles, to the others their first, so nobody waits long.
 __device__ __forceinline__ void join_tile(const Params& p, const Segment& segment,
-                                          const float (&d)[kAccumulators]) {
+                                          float (&d)[kAccumulators]) {
   const int self = blockIdx.x;
   if (segment.first > 0) {
 #pragma unroll
@@ -570,23 +581,36 @@ __device__ __forceinline__ void join_tile(const Params& p, const Segment& segmen
     }
     return;
   }
+  // Words on their way at once: of kTogether CTAs, kGroups groups of rows.
+  constexpr int kGroups = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;
+  constexpr int kTogether = COLS == 8 ? 3 : COLS == 16 ? 2 : 1;
   const int last = owner(p, segment.tile * p.blocks + p.blocks - 1);
 #pragma unroll
-  for (int group = 0; group < COLS / 8; ++group) {
-    float sums[4] = {d[4 * group], d[4 * group + 1], d[4 * group + 2], d[4 * group + 3]};
-    for (int cta = self + 1; cta <= last; ++cta) {
-      u32* slot = partial_slot(p, cta, group);
-      u32 words[4];
+  for (int begin = 0; begin < COLS / 8; begin += kGroups) {
+#pragma unroll 1
+    for (int cta = self + 1; cta <= last; cta += kTogether) {
+      u32 words[kTogether * kGroups][4] = {};
+      u32 missing;
       do {
-        peek(slot, words);
-      } while (words[0] == kEmpty || words[1] == kEmpty || words[2] == kEmpty ||
-               words[3] == kEmpty);
-      clear(slot);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[i] += __uint_as_float(words[i]);
+        for (int i = 0; i < kTogether * kGroups; ++i)
+          if (cta + i / kGroups <= last)
+            peek(partial_slot(p, cta + i / kGroups, begin + i % kGroups), words[i]);
+        missing = 0;
+#pragma unroll
+        for (int i = 0; i < kTogether * kGroups * 4; ++i) missing |= words[i / 4][i % 4] == kEmpty;
+      } while (missing);
+#pragma unroll
+      for (int i = 0; i < kTogether * kGroups; ++i) {
+        if (cta + i / kGroups > last) break;
+        clear(partial_slot(p, cta + i / kGroups, begin + i % kGroups));
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          d[4 * (begin + i % kGroups) + k] += __uint_as_float(words[i][k]);
+      }
     }
-    store_group(p, segment.tile, group, sums);
   }
+  store_tile(p, segment.tile, d);
 }
 
 // ---- consumers ---------------------------------------------------------------------------------
