@@ -58,7 +58,7 @@ GEMM_SM90_PARAMS: Final = "@9Pq9i4x"
 """`struct Params` of the kernel, padded to a multiple of its alignment."""
 
 _SM90_SHARED_BYTES: Final = 112 * 1024
-"""Two CTAs of one SM share 228 KB, of which each needs 1 KB itself and 1 KB for static variables."""
+"""Two CTAs share the 228 KB of an SM; each needs 1 KB besides, and 1 KB for static variables."""
 _SM90_REGISTERS: Final = 96
 _SM90_SLOTS: Final = {48: 96, 64: 48}
 
