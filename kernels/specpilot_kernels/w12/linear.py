@@ -82,6 +82,11 @@ class W12Linear(torch.nn.Module):
         self.out_features, self.in_features = weight.shape
         self.copy_above = copy_above
         self.dependent = dependent
+        if copy_above is not None:
+            _log.warning(
+                "[%d, %d]: cuBLAS is faster above %d rows on this GPU, so a BF16 copy is kept",
+                self.out_features, self.in_features, copy_above,
+            )  # fmt: skip
         self.register_buffer("bias", None if bias is None else bias.detach().contiguous())
         self.set_weight(weight)
 
@@ -107,13 +112,7 @@ class W12Linear(torch.nn.Module):
                     f"cuBLAS is faster for [{linear.out_features}, {linear.in_features}] on {gpu} "
                     "at any number of rows; keep this layer in BF16"
                 )
-        copy_above = None
-        if kernel_rows < gemm.MAX_ROWS:
-            copy_above = kernel_rows
-            _log.warning(
-                "[%d, %d]: cuBLAS is faster above %d rows on this GPU, so a BF16 copy is kept",
-                linear.out_features, linear.in_features, kernel_rows,
-            )  # fmt: skip
+        copy_above = kernel_rows if kernel_rows < gemm.MAX_ROWS else None
         weight = W12Weight.from_bits(source, max_escape_ratio=max_escape_ratio)
         return cls(weight, linear.bias, copy_above=copy_above)
 

@@ -20,12 +20,11 @@ from specpilot_kernels.w12.weight import W12Weight
 RELATIVE_TO_CUBLAS = 1.1
 """How much larger than cuBLAS's own the error against FP64 may be, over a whole result."""
 
-# Element by element. Rounding to bfloat16 costs at most 2^-9 of the result; the tensor cores
-# truncate after each step of a float32 sum, which costs some multiple of 2^-24 of the magnitudes.
-_ROUNDING = 2.0**-9 * 1.001
+# Element by element: half a step of bfloat16, and what float32 sums may lose. The tensor cores
+# truncate after every step, which costs some multiple of 2^-24 of the sum of magnitudes.
 _PER_BLOCK = 2.0**-24
 _LEAST_SUM_ERROR = 2.0**-19
-_LEAST_STEP = 2.0**-133  # of bfloat16
+_LEAST_HALF_STEP = 2.0**-134
 
 _COLD_BYTES = 600 << 20
 _WARM_UP, _REPLAYS = 2, 9
@@ -122,7 +121,9 @@ def _wrong(
     actual: torch.Tensor, expected: torch.Tensor, magnitude: torch.Tensor, products: int
 ) -> torch.Tensor:
     sum_error = max(_LEAST_SUM_ERROR, -(-products // 64) * _PER_BLOCK)
-    allowed = _ROUNDING * expected.abs() + sum_error * magnitude + _LEAST_STEP
+    exponent = torch.frexp(expected.abs() + sum_error * magnitude).exponent
+    half_step = torch.exp2((exponent - 9).double()).clamp(min=_LEAST_HALF_STEP)
+    allowed = 1.001 * half_step + sum_error * magnitude
     rounded = expected.bfloat16()  # what is too large for bfloat16 becomes infinite
     near = (actual.double() - expected).abs() <= allowed
     same = (actual == rounded) | (actual.isnan() & rounded.isnan())
