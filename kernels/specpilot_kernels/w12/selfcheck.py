@@ -58,11 +58,11 @@ class Finding:
     speeds: tuple[Speed, ...]
 
 
-def normal_weights(shape: Shape, *, seed: int = 1) -> torch.Tensor:
-    """N(0, 0.02) as bfloat16 [out, in] on the current GPU."""
+def normal_weights(shape: Shape, *, seed: int = 1, std: float = 0.02) -> torch.Tensor:
+    """N(0, std) as bfloat16 [out, in] on the current GPU."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     weights = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
-    return weights.normal_(0.0, 0.02, generator=generator)
+    return weights.normal_(0.0, std, generator=generator)
 
 
 def examine(shape: Shape, rows: tuple[int, ...] = (1, 8, 32, 64), *, replays: int = 5) -> Finding:
@@ -177,18 +177,23 @@ def copy_of(weight: W12Weight) -> W12Weight:
     return W12Weight(parts, weight.scale, weight.escape_ptr, weight.escapes.clone())
 
 
-def in_turns(works: dict[str, list[Work]], replays: int = _REPLAYS) -> dict[str, float]:
-    """Median seconds of one piece of each work, each in a graph of its own, replayed in turns."""
+def in_turns(
+    works: dict[str, list[Work]], replays: int = _REPLAYS, *, warm_up: int = _WARM_UP
+) -> dict[str, float]:
+    """Median seconds of one piece of each work, each in a graph of its own, replayed in turns.
+
+    The first `warm_up` turns do not count.
+    """
     graphs = {name: captured(pieces) for name, pieces in works.items()}
     times: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(_WARM_UP + replays):
+    for turn in range(warm_up + replays):
         for name, graph in graphs.items():
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             graph.replay()
             end.record()
             end.synchronize()
-            if turn >= _WARM_UP:
+            if turn >= warm_up:
                 times[name].append(begin.elapsed_time(end) / 1e3 / len(works[name]))
     return {name: statistics.median(several) for name, several in times.items()}
 
