@@ -147,6 +147,11 @@ def capability(device: int | None = None) -> tuple[int, int]:
     return _torch().cuda.get_device_capability(device)
 
 
+def current_stream(device: int) -> int:
+    """Return the handle of torch's current stream of a device."""
+    return _raw_stream()(device)
+
+
 def cuda_driver() -> Any:
     """Return the bindings of the CUDA driver; MissingGpuPackage if they are not installed."""
     return _driver()

@@ -24,7 +24,7 @@ _SCHEMAS = (
 
 _library = torch.library.Library("specpilot", "FRAGMENT")
 for _schema in _SCHEMAS:
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def tensors_of(weight: W12Weight) -> list[torch.Tensor]:
@@ -63,11 +63,10 @@ def _w12_linear(
         gemm.gemm(flat, form, bias, out=target, dependent=dependent)
         return out
     plan = plans.plan_for(_gpu_name(x.device.index), out_features, x.shape[-1])
-    with torch.cuda.device(x.device):
-        if rows <= plan.passes_rows:
-            prefill.in_passes(flat, form, bias, target, dependent=dependent)
-        else:
-            prefill.by_decoding(flat, form, bias, target)
+    if rows <= plan.passes_rows:
+        prefill.in_passes(flat, form, bias, target, dependent=dependent)
+    else:
+        prefill.by_decoding(flat, form, bias, target)
     return out
 
 

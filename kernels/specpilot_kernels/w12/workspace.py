@@ -21,6 +21,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from specpilot_kernels import launch
+
 _SPARES = 2
 
 T = TypeVar("T")
@@ -47,9 +49,8 @@ class Pool(Generic[T]):
 
         NotWarmed if the stream is capturing, was never captured before, and no spare is left.
         """
-        stream = torch.cuda.current_stream(device).cuda_stream
         capturing = torch.cuda.is_current_stream_capturing()
-        key = (device, stream, capturing)
+        key = (device, launch.current_stream(device), capturing)
         found = self._owned.get(key)
         if found is not None:
             return found
