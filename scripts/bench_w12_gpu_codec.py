@@ -2,7 +2,8 @@
 
     python scripts/bench_w12_gpu_codec.py --output docs/measurements/w12_gpu_codec_h200.json
 
-Shapes are the linears of Qwen3.8-27B; contents N(0, 0.02) as BF16. Each time is the median over
+Shapes are the linears of Qwen3.8-27B as its checkpoint stores them; contents N(0, 0.02) as BF16.
+The model's time is each shape's time as often as the shape occurs. Each time is the median over
 replays of a CUDA graph that works through several copies, together larger than L2 by far, so
 every launch finds its inputs in device memory. Rates are bytes of BF16 per second, as a converter
 counts; `of_copy` divides the bytes that must move (2 of BF16, 1.5 of W12 per weight) per second
@@ -18,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,18 +29,24 @@ from specpilot_kernels import build, launch
 from specpilot_kernels.w12 import device, modules
 
 _HIDDEN, _MLP, _VOCAB = 5120, 17408, 248320
-# name: (rows, cols, how many of them the model has); projections that an engine fuses are fused.
+# name: (rows, cols, how many of them the model has). The two 48-row projections of each GDN layer
+# are not here: W12 would make them larger, so they stay BF16.
 SHAPES: dict[str, tuple[int, int, int]] = {
-    "mlp gate, up": (2 * _MLP, _HIDDEN, 64),
+    "mlp gate, up": (_MLP, _HIDDEN, 2 * 64),
     "mlp down": (_HIDDEN, _MLP, 64),
-    "gdn in": (16384, _HIDDEN, 48),
-    "gdn out, attn o": (_HIDDEN, 6144, 64),
-    "attn qkv": (14336, _HIDDEN, 16),
+    "gdn qkv": (10240, _HIDDEN, 48),
+    "gdn z": (6144, _HIDDEN, 48),
+    "gdn out, attn o": (_HIDDEN, 6144, 48 + 16),
+    "attn q and gate": (12288, _HIDDEN, 16),
+    "attn k, v": (1024, _HIDDEN, 2 * 16),
     "lm head": (_VOCAB, _HIDDEN, 1),
 }
 _COLD_BYTES = 400 << 20
-# threads per block, blocks per multiprocessor, whether the next tile is fetched ahead.
-_VARIANTS = ((1024, 1, 0), (1024, 1, 1), (512, 2, 0), (512, 2, 1), (512, 1, 1))
+# threads per block, blocks per multiprocessor, tiles fetched ahead, histograms per warp.
+_VARIANTS = (
+    (1024, 1, 0, 1), (1024, 1, 0, 2), (1024, 1, 0, 4), (1024, 1, 1, 1),
+    (512, 2, 0, 1), (512, 2, 0, 2), (512, 2, 1, 1), (512, 1, 1, 1),
+)  # fmt: skip
 
 
 def seconds(works: list[Callable[[], object]], repeats: int) -> float:
@@ -117,32 +123,68 @@ def bench_shape(rows: int, cols: int, repeats: int, copy: float, *, zeros: float
 def bench_variants(repeats: int) -> list[dict[str, Any]]:
     """Encoder times with other block sizes, on the shapes with short and with long channels."""
     rows_out = []
-    for threads, blocks, prefetch in _VARIANTS:
-        macros = {**dict(modules.ENCODER.macros), "W12_ENCODE_THREADS": threads}
-        macros |= {"W12_ENCODE_BLOCKS": blocks, "W12_ENCODE_PREFETCH": prefetch}
-        module = replace(modules.ENCODER, macros=tuple(macros.items()))
-        shared = modules.ENCODE_SHARED_BYTES * threads // modules.ENCODE_THREADS
+    architecture = build.architecture_for(modules.ENCODER, launch.capability())
+    for threads, blocks, ahead, copies in _VARIANTS:
+        module = modules.encoder(threads=threads, blocks=blocks, prefetch=ahead, copies=copies)
         launcher = launch.prepare(
             module, "w12_encode", block=(threads, 1, 1), device=0,
-            options=launch.Options(shared_bytes=shared),
+            options=launch.Options(shared_bytes=modules.encode_shared_bytes(threads, copies)),
         )  # fmt: skip
-        original = device._encoder
-        device._encoder = lambda index, aligned, chosen=launcher: chosen
-        try:
-            for name in ("mlp gate, up", "mlp down", "gdn out, attn o"):
-                rows, cols, _ = SHAPES[name]
-                found = bench_shape(rows, cols, repeats, 1.0, zeros=0.0)["encode"]
-                usage = build.build(module, build.architecture_for(module, launch.capability()))
-                rows_out.append(
-                    {
-                        "threads": threads, "blocks": blocks, "prefetch": prefetch, "shape": name,
-                        "registers": usage.usage["w12_encode"].registers,
-                        "bf16_bytes_per_s": found["bf16_bytes_per_s"],
-                    }
-                )  # fmt: skip
-        finally:
-            device._encoder = original
+        usage = build.build(module, architecture).usage["w12_encode"]
+        for name in ("mlp gate, up", "mlp down", "gdn out, attn o"):
+            rows, cols, _ = SHAPES[name]
+            contents = {"normal": lambda r=rows, c=cols: weights(r, c)}
+            (rate,) = encode_rates(contents, launcher, repeats).values()
+            rows_out.append(
+                {
+                    "threads": threads, "blocks": blocks, "prefetch": ahead, "copies": copies,
+                    "shape": name, "registers": usage.registers, "bf16_bytes_per_s": rate,
+                }
+            )  # fmt: skip
     return rows_out
+
+
+def encode_rates(
+    contents: dict[str, Callable[[], torch.Tensor]], launcher: launch.Launcher, repeats: int
+) -> dict[str, float]:
+    """Bytes of BF16 per second that a launcher of the encoder reaches on each kind of contents."""
+    rates = {}
+    original = device._encoder
+    device._encoder = lambda index, aligned: launcher
+    try:
+        for name, make in contents.items():
+            first = make()
+            sources = [first] + [make() for _ in range(max(1, _COLD_BYTES // first.nbytes))]
+            room = first.numel() // 256
+            buffers = [device.allocate(first.shape, 0, capacity=room) for _ in sources]
+            works = [
+                lambda s=s, b=b: device.encode_into(s, b)
+                for s, b in zip(sources, buffers, strict=True)
+            ]
+            rates[name] = first.nbytes / seconds(works, repeats)
+            flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+            for source, buffer in zip(sources, buffers, strict=True):
+                device.compare(source, buffer.parts, flag)
+            assert not flag.item(), f"the encoder is not exact on {name}"
+    finally:
+        device._encoder = original
+    return rates
+
+
+def bench_contents(repeats: int) -> dict[str, float]:
+    """Encoder rates by how many exponents occur, without escapes: what counting them costs."""
+    rows, cols, _ = SHAPES["gdn qkv"]
+
+    def spread(exponents: int) -> torch.Tensor:
+        bits = torch.randint(0, 1 << 15, (rows, cols), dtype=torch.int32, device="cuda")
+        fields = 112 + bits // 128 % exponents
+        return (fields * 128 + bits % 128).to(torch.int16)
+
+    contents: dict[str, Callable[[], torch.Tensor]] = {
+        f"{n} exponents": lambda n=n: spread(n) for n in (1, 2, 4, 8, 16)
+    }
+    contents["normal"] = lambda: weights(rows, cols)
+    return encode_rates(contents, device._encoder(0, True), repeats)
 
 
 def launch_overhead_s(calls: int = 5000) -> dict[str, float]:
@@ -175,6 +217,7 @@ def model_sums(shapes: dict[str, dict[str, Any]]) -> dict[str, float]:
         for work in ("encode", "decode", "compare")
     }
     sums["bf16_bytes"] = sum(2 * rows * cols * n for rows, cols, n in SHAPES.values())
+    sums["tensors"] = sum(n for _, _, n in SHAPES.values())
     sums["encode_and_compare_s"] = sums["encode_s"] + sums["compare_s"]
     return sums
 
@@ -192,14 +235,22 @@ def show(document: dict[str, Any]) -> None:
         print(f"{name:<20}{row['rows']:>7} x{row['cols']:>5}{cells}")
     sums = document["model"]
     times = ", ".join(f"{w} {sums[f'{w}_s'] * 1e3:.1f} ms" for w in ("encode", "decode", "compare"))
-    print(f"all linears, {sums['bf16_bytes'] / 1e9:.2f} GB: {times}")
+    print("linears of Qwen3.8-27B, as stored:")
+    for name, (rows, cols, count) in SHAPES.items():
+        print(
+            f"{name:<20}{rows:>7} x{cols:>6} x{count:>4} = {2 * rows * cols * count / 1e9:6.2f} GB"
+        )
+    print(f"{'all':<20}{sums['tensors']:>21.0f} = {sums['bf16_bytes'] / 1e9:6.2f} GB: {times}; "
+          f"encode + compare {sums['encode_and_compare_s']:.4f} s")  # fmt: skip
     overhead = document["launch_overhead_s"]
     print(f"host time per launch {overhead['launcher'] * 1e6:.2f} us, "
           f"per decode call {overhead['decode'] * 1e6:.2f} us")  # fmt: skip
     for row in document.get("encoder_variants", []):
         print(f"encoder {row['threads']}x{row['blocks']} prefetch {row['prefetch']} "
-              f"({row['registers']} registers) "
+              f"copies {row['copies']} ({row['registers']} registers) "
               f"{row['shape']}: {row['bf16_bytes_per_s'] / 1e9:.0f} GB/s")  # fmt: skip
+    for name, rate in document.get("encoder_contents", {}).items():
+        print(f"encoder, {name}: {rate / 1e9:.0f} GB/s")
 
 
 def main() -> int:
@@ -207,7 +258,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--tune", action="store_true", help="also time other encoder block sizes")
+    parser.add_argument("--tune", action="store_true", help="also time encoder variants")
     options = parser.parse_args()
     torch.manual_seed(0)
     device.warm()
@@ -225,16 +276,18 @@ def main() -> int:
         "repeats": options.repeats,
         "copy_bytes_per_s": copy,
         "model": model_sums(shapes),
+        "model_shapes": {name: list(shape) for name, shape in SHAPES.items()},
         "shapes": {
             **shapes,
-            "gdn in, 1 % zeros": bench_shape(
-                *SHAPES["gdn in"][:2], options.repeats, copy, zeros=0.01
+            "gdn qkv, 1 % zeros": bench_shape(
+                *SHAPES["gdn qkv"][:2], options.repeats, copy, zeros=0.01
             ),
         },
         "launch_overhead_s": launch_overhead_s(),
     }
     if options.tune:
         document["encoder_variants"] = bench_variants(options.repeats)
+        document["encoder_contents"] = bench_contents(options.repeats)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     show(document)

@@ -39,11 +39,15 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
-class KernelBuildError(RuntimeError):
+class GpuError(RuntimeError):
+    """The GPU, its driver or its compiler cannot do the work; base of the errors of this kind."""
+
+
+class KernelBuildError(GpuError):
     """A kernel could not be compiled; the message ends with the compiler's log."""
 
 
-class GpuUnavailable(RuntimeError):
+class GpuUnavailable(GpuError):
     """This machine cannot run the package's kernels; the message says what it lacks."""
 
 

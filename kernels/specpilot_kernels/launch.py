@@ -23,7 +23,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from specpilot_kernels.build import GpuUnavailable, MissingGpuPackage, architecture_for, build
+from specpilot_kernels.build import (
+    GpuError,
+    GpuUnavailable,
+    MissingGpuPackage,
+    architecture_for,
+    build,
+)
 from specpilot_kernels.registry import KernelModule
 
 Dim3 = tuple[int, int, int]
@@ -36,7 +42,7 @@ _lock = threading.RLock()
 _launchers: dict[tuple[object, ...], Launcher] = {}
 
 
-class CudaError(RuntimeError):
+class CudaError(GpuError):
     """A call of the CUDA driver failed; the message names the call and the driver's reason."""
 
 

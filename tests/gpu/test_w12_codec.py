@@ -238,6 +238,19 @@ def test_arrays_larger_than_a_staging_buffer_survive() -> None:
     assert np.array_equal(gpu_codec.decode(encoded), bits)
 
 
+def test_a_tensor_larger_than_the_memory_is_refused_and_the_next_one_works() -> None:
+    bits = normal(4096, 8192)
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved() + (32 << 20)
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.mem_get_info()[1])
+    try:
+        with pytest.raises(gpu_codec.GpuMemoryError, match="does not fit"):
+            gpu_codec.encode(bits)
+        assert gpu_codec.matches(bits[:64], codec.encode(bits[:64]))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_hostile_lists_stay_inside_their_parts() -> None:
     bits = normal(128, 640)
     bits[::3, 5] = 0x7FC1
@@ -268,6 +281,12 @@ def test_parts_of_another_size_are_refused(part: str) -> None:
     parts = device.encode(on_gpu(np.full((8, 64), 0x7FC1, np.uint16)))
     with pytest.raises(MalformedW12, match=part):
         device.decode(replace(parts, **{part: getattr(parts, part)[:-1]}))
+
+
+def test_lists_of_two_lengths_are_both_named() -> None:
+    parts = device.encode(on_gpu(np.full((8, 64), 0x7FC1, np.uint16)))
+    with pytest.raises(MalformedW12, match="escape_col has 512 entries, escape_bits 511"):
+        device.decode(replace(parts, escape_bits=parts.escape_bits[:-1]))
 
 
 def test_record_geometry_is_the_layouts() -> None:

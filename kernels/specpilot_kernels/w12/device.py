@@ -257,7 +257,7 @@ def _decoder(device: int, kind: str, aligned: bool) -> launch.Launcher:
     )  # fmt: skip
 
 
-_ENCODE_OPTIONS = launch.Options(shared_bytes=modules.ENCODE_SHARED_BYTES)
+_ENCODE_OPTIONS = launch.Options(shared_bytes=modules.encode_shared_bytes())
 
 
 def _aligned(bits: torch.Tensor) -> bool:

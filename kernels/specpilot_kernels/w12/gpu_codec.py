@@ -1,21 +1,24 @@
 """The GPU codec behind the CPU codec's signatures: numpy arrays in and out.
 
 For converting checkpoints with `--device cuda`: arrays go through page-locked buffers to the GPU
-and back, on the calling thread's CUDA stream. Several threads may call at once. Every function
-raises `GpuUnavailable`, a RuntimeError that says what is missing, where torch, a CUDA device or a
-package of the `gpu` extra is not there; `require_gpu` asks beforehand.
+and back, on the calling thread's CUDA stream. Several threads may call at once. Besides the CPU
+codec's errors every function raises `GpuError`, whose message says what is wrong with the
+machine: `GpuUnavailable` where torch, a CUDA device or a package of the `gpu` extra is missing,
+`GpuMemoryError` where a tensor does not fit. `require_gpu` asks beforehand.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_kernels import launch
-from specpilot_kernels.build import GpuUnavailable
+from specpilot_kernels.build import GpuError, GpuUnavailable
 from specpilot_kernels.w12.codec import Survey
 from specpilot_kernels.w12.encoded import EncodedW12, matrix_stack
 
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
     from specpilot_kernels.w12.device import DeviceW12
 
-__all__ = ["GpuUnavailable", "decode", "encode", "matches", "require_gpu", "survey"]
+__all__ = [
+    "GpuError", "GpuMemoryError", "GpuUnavailable",
+    "decode", "encode", "matches", "require_gpu", "survey",
+]  # fmt: skip
 
 Bits = npt.NDArray[np.uint16]
 Array = npt.NDArray[Any]
@@ -33,15 +39,35 @@ _PIECE_BYTES = 16 << 20
 _PARTS = ("records", "window", "escape_ptr", "escape_col", "escape_bits")
 
 
-def require_gpu() -> str:
-    """Return the name of the GPU that would be used; GpuUnavailable without a usable one."""
+class GpuMemoryError(GpuError):
+    """The GPU has too little free memory; about 4 bytes per weight of a tensor are needed."""
+
+
+@contextmanager
+def _gpu() -> Iterator[None]:
+    """Run a block that needs the GPU and its memory; see the errors of this module."""
     launch.capability()
     import torch
 
-    from specpilot_kernels.w12 import device
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("If reserved")[0].strip()
+        raise GpuMemoryError(f"a tensor does not fit into the GPU's memory: {reason}") from error
 
-    device.warm()
-    return torch.cuda.get_device_name()
+
+def require_gpu() -> str:
+    """Return the name of the GPU that would be used; GpuError without a usable one.
+
+    Compiles the kernels if they are not in the cache.
+    """
+    with _gpu():
+        import torch
+
+        from specpilot_kernels.w12 import device
+
+        device.warm()
+        return torch.cuda.get_device_name()
 
 
 def survey(bits: Bits, *, threads: int = 1) -> Survey:
@@ -49,9 +75,10 @@ def survey(bits: Bits, *, threads: int = 1) -> Survey:
 
     ValueError for another dtype or rank. `threads` has no effect.
     """
-    parts = _encode(bits)
-    counts = np.diff(_to_host(parts.escape_ptr).astype(np.int64))
-    return Survey(bits.shape, _to_host(parts.window), counts)
+    with _gpu():
+        parts = _encode(bits)
+        counts = np.diff(_to_host(parts.escape_ptr).astype(np.int64))
+        return Survey(bits.shape, _to_host(parts.window), counts)
 
 
 def encode(bits: Bits, *, threads: int = 1, surveyed: Survey | None = None) -> EncodedW12:
@@ -60,37 +87,36 @@ def encode(bits: Bits, *, threads: int = 1, surveyed: Survey | None = None) -> E
     `threads` and `surveyed` have no effect: the GPU chooses the windows again sooner than it
     would take to send them there.
     """
-    parts = _encode(bits)
-    return EncodedW12(bits.shape, *(_to_host(getattr(parts, name)) for name in _PARTS))
+    with _gpu():
+        parts = _encode(bits)
+        return EncodedW12(bits.shape, *(_to_host(getattr(parts, name)) for name in _PARTS))
 
 
 def decode(encoded: EncodedW12, *, threads: int = 1) -> Bits:
     """Return the BF16 patterns uint16 [shape]; MalformedW12 if the parts do not fit together."""
     encoded.check()
-    launch.capability()
-    import torch
+    with _gpu():
+        import torch
 
-    from specpilot_kernels.w12 import device
+        from specpilot_kernels.w12 import device
 
-    parts = _parts_to_device(encoded)
-    return _to_host(device.decode(parts).view(torch.uint16))
+        return _to_host(device.decode(_parts_to_device(encoded)).view(torch.uint16))
 
 
 def matches(bits: Bits, encoded: EncodedW12, *, threads: int = 1) -> bool:
     """Return whether `encoded` decodes to exactly the patterns of `bits`; errors as in `decode`."""
     encoded.check()
-    launch.capability()
     if bits.shape != encoded.shape:
         return False
     matrix_stack(bits)
-    from specpilot_kernels.w12 import device
+    with _gpu():
+        from specpilot_kernels.w12 import device
 
-    return not int(device.compare(_to_device(bits), _parts_to_device(encoded)).item())
+        return not int(device.compare(_to_device(bits), _parts_to_device(encoded)).item())
 
 
 def _encode(bits: Bits) -> DeviceW12:
     matrix_stack(bits)
-    launch.capability()
     from specpilot_kernels.w12 import device
 
     return device.encode(_to_device(bits))

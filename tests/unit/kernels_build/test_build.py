@@ -255,3 +255,32 @@ def test_without_a_device_the_gpu_codec_says_so() -> None:
     for call in (gpu_codec.require_gpu, lambda: gpu_codec.encode(np.zeros((2, 2), np.uint16))):
         with pytest.raises(gpu_codec.GpuUnavailable, match="no CUDA device"):
             call()
+
+
+def test_one_class_holds_every_error_of_the_machine() -> None:
+    pytest.importorskip("torch")
+    from specpilot_kernels.w12 import gpu_codec
+
+    errors = (
+        build.KernelBuildError, build.MissingGpuPackage, build.UnsupportedGpu,
+        launch.CudaError, launch.NoCudaDevice, gpu_codec.GpuMemoryError,
+    )  # fmt: skip
+    assert all(issubclass(error, gpu_codec.GpuError) for error in errors)
+    assert not issubclass(gpu_codec.GpuError, ValueError)  # that is a fault of the input
+
+
+def test_too_little_gpu_memory_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    import numpy as np
+
+    from specpilot_kernels.w12 import gpu_codec
+
+    def full(array: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB. If reserved memory is large")
+
+    monkeypatch.setattr(launch, "capability", lambda: (9, 0))
+    monkeypatch.setattr(gpu_codec, "_to_device", full)
+    bits = np.zeros((2, 2), np.uint16)
+    for call in (gpu_codec.encode, gpu_codec.survey):
+        with pytest.raises(gpu_codec.GpuMemoryError, match=r"memory: CUDA.*Tried 2 GiB\.$"):
+            call(bits)

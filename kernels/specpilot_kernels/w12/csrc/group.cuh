@@ -14,7 +14,7 @@ static_assert(WARPS % GROUP_ROWS == 0, "each channel takes whole warps");
 
 // Survey and pack never use shared memory at once: histograms, then tiles.
 union Workspace {
-    u32 histogram[WARPS][256];
+    u32 histogram[WARPS * W12_ENCODE_COPIES][256];
     uint4 tile[WARPS][TILE_BYTES / 16];
 };
 

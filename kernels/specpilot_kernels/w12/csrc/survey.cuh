@@ -4,23 +4,29 @@
 
 constexpr int IN_FLIGHT = 4;  // 16-byte loads per lane that are under way at once
 
-// Count one weight. `histogram` is an address in shared memory, a multiple of 1024, so that the
-// bin's place is or-ed in: shift, one three-input logic operation, and the atomic, which adds up
-// the lanes of equal field by itself. Bins of neighbouring fields lie in different banks.
+// A warp may keep several histograms, lane l in copy l % COPIES. Fields lie in other banks in each
+// copy, neighbouring ones always in different banks: field f of copy c is bin f ^ SKEW * c.
+constexpr int COPIES = W12_ENCODE_COPIES;
+constexpr int SKEW = 32 / COPIES % 32;
+static_assert(COPIES == 1 || COPIES == 2 || COPIES == 4, "a lane's copy and skew come from its bits");
+
+// Count one weight. `histogram` is the lane's copy, an address in shared memory that is a multiple
+// of 1024, with the skew in its low bits, so that one three-input logic operation gives the bin's
+// place. The atomic adds up the lanes of equal field by itself.
 __device__ __forceinline__ void count(u32 histogram, u32 bits_shifted_by_5)
 {
-    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(histogram | (bits_shifted_by_5 & 0x3FC))
+    asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(histogram ^ (bits_shifted_by_5 & 0x3FC))
                  : "memory");
 }
 
 // Count the exponent fields of this warp's share of a channel. Field 255 is in no window, so
 // places beyond the end of the channel are read as NaN and need no care.
 template <bool ALIGNED>
-__device__ void count_fields(const u16* row, int cols, int part, u32* histogram)
+__device__ void count_fields(const u16* row, int cols, int part, u32 (*histogram)[256])
 {
     constexpr int STRIDE = 32 * 8 * WARPS_PER_ROW;
-    const u32 address = u32(__cvta_generic_to_shared(histogram));
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, copy = lane % COPIES;
+    const u32 address = u32(__cvta_generic_to_shared(histogram[copy])) + copy * SKEW * 4;
     for (int begin = (part * 32 + lane) * 8; begin < cols; begin += STRIDE * IN_FLIGHT) {
         uint4 piece[IN_FLIGHT];
 #pragma unroll
@@ -50,8 +56,8 @@ __device__ void choose_window(u32 (*histogram)[256], int cols, u32& lo, u32& esc
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         count[i] = 0;
-        for (int part = 0; part < WARPS_PER_ROW; ++part)
-            count[i] += histogram[part][lane * 8 + i];
+        for (int part = 0; part < WARPS_PER_ROW * COPIES; ++part)
+            count[i] += histogram[part][(lane * 8 + i) ^ part % COPIES * SKEW];
         sum += count[i];
     }
     u32 before = sum;
@@ -85,17 +91,16 @@ __device__ void survey(const Matrix& matrix, Workspace& work, Group& group)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row = warp / WARPS_PER_ROW, part = warp % WARPS_PER_ROW;
-    for (int i = lane; i < 256; i += 32)
-        work.histogram[warp][i] = 0;
+    for (int i = lane; i < 256 * COPIES; i += 32)
+        work.histogram[warp * COPIES][i] = 0;
     __syncwarp();
     if (row < matrix.rows)
-        count_fields<ALIGNED>(matrix.row(row), matrix.cols, part,
-                              work.histogram[warp]);
+        count_fields<ALIGNED>(matrix.row(row), matrix.cols, part, work.histogram + warp * COPIES);
     __syncthreads();
     if (part == 0) {
         u32 lo = 0, escapes = 0;  // channels beyond the matrix: zero bits, no escapes
         if (row < matrix.rows)
-            choose_window(&work.histogram[warp], matrix.cols, lo, escapes);
+            choose_window(work.histogram + warp * COPIES, matrix.cols, lo, escapes);
         if (lane == 0) {
             group.lo[row] = lo;
             group.escapes[row] = escapes;
