@@ -28,15 +28,19 @@
 // `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its
 // ring while we drain ours, add up and store.
 //
-// Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (1: read only the
+// Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), RECORDS and INPUTS (places in the two
+// rings), SLOTS (corrected channels kept in shared memory), VIEW_ONLY (1: read only the
 // 8-bit view of each record and put the dropped mantissa bits at their midpoint), STREAM_ONLY (1:
 // move every byte, multiply nothing; the floor that benchmarks print beside the kernel).
 
 #ifndef COLS
 #define COLS 8
 #endif
-#ifndef STAGES
-#define STAGES 8
+#ifndef RECORDS
+#define RECORDS 8
+#endif
+#ifndef INPUTS
+#define INPUTS 8
 #endif
 #ifndef SLOTS
 #define SLOTS 128
@@ -136,6 +140,18 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// Whether the phase of the given parity has completed.
+__device__ __forceinline__ bool barrier_passed(u32 barrier, u32 parity) {
+  u32 passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n" : "=r"(passed) : "r"(barrier), "r"(parity) : "memory");
+  return passed;
 }
 
 // Copy `bytes` of global memory to shared memory in the background; weights are read once, so L2
@@ -288,17 +304,19 @@ __device__ __forceinline__ Segment segment_at(const Params& p, const Work& work,
   return {tile, first, min(left, p.blocks - first)};
 }
 
-// Shared memory as 32-bit addresses. A stage has a record and a block of inputs. The record is
-// free once the consumers have it in registers, the inputs only after the products.
+// Two rings in shared memory, as 32-bit addresses. Records are free once the consumers have them in
+// registers, inputs only after the products, so each ring has its own barriers.
 struct Shared {
-  u32 inputs;        // STAGES blocks of activations, 1024-byte aligned
-  u32 records;       // STAGES records
-  u32 full;          // STAGES barriers: record and inputs have landed
-  u32 record_free;   // STAGES barriers: every consumer warp has read the record
-  u32 inputs_free;   // STAGES barriers: the consumer warps and the escape warp need them no more
-  u32 corrected;     // barrier: the corrections of a segment are complete
-  u32 taken_over;    // barrier: the consumers have added them to their sums
+  u32 inputs;        // INPUTS blocks of activations, 1024-byte aligned
+  u32 records;       // RECORDS records
+  u32 record_full;   // barriers: a record has landed
+  u32 record_free;   // every consumer warp has read it
+  u32 inputs_full;   // a block of inputs has landed
+  u32 inputs_free;   // the consumer warps and the escape warp need it no more
+  u32 corrected;     // one barrier: the corrections of a segment are complete
+  u32 taken_over;    // one barrier: the consumers have added them to their sums
 };
+constexpr int kBarriers = 2 * RECORDS + 2 * INPUTS + 2;
 
 // What the roles tell each other through shared memory.
 struct Signals {
@@ -306,12 +324,13 @@ struct Signals {
   u8 slot_of[kTileRows];       // where a channel's correction lies; kNoSlot: it has none
 };
 
-// A stage of the ring and the parity of its current phase.
+// A place in a ring and the parity of its current phase.
+template <int places>
 struct Position {
-  int stage = 0;
+  int place = 0;
   u32 parity = 0;
   __device__ void advance() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
+    if (++place == places) place = 0, parity ^= 1;
   }
 };
 
@@ -335,42 +354,43 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   const int total = work.total();
-  const int ahead = min(total, STAGES);
-  const auto load_record = [&](int i, int stage) {
-    barrier_expect(s.full + 8 * stage, kFetchBytes + kInputBytes);
-    copy_weights(s.records + stage * kFetchBytes,
+  const auto load_record = [&](int i, int place) {
+    barrier_expect(s.record_full + 8 * place, kFetchBytes);
+    copy_weights(s.records + place * kFetchBytes,
                  p.records + static_cast<long long>(work.unit(i)) * kRecordBytes, kFetchBytes,
-                 s.full + 8 * stage, policy);
+                 s.record_full + 8 * place, policy);
   };
   int block = work.unit(0) % p.blocks;
-  const auto load_inputs = [&](int i, int stage) {
+  const auto load_inputs = [&](int i, int place) {
     if (i == work.split) block = 0;
-    copy_inputs(s.inputs + stage * kInputBytes, map, block * kBlockCols, s.full + 8 * stage);
+    barrier_expect(s.inputs_full + 8 * place, kInputBytes);
+    copy_inputs(s.inputs + place * kInputBytes, map, block * kBlockCols,
+                s.inputs_full + 8 * place);
     if (++block == p.blocks) block = 0;
   };
   u32* issuing = p.issuing + sm_index();
   take_over(issuing, signals);
 
   // Weights never change, so the ring fills before the previous kernel has written our inputs.
-  for (int i = 0; i < ahead; ++i) load_record(i, i);
+  int records = 0, inputs = 0;
+  for (; records < min(total, RECORDS); ++records) load_record(records, records);
   wait_for_previous_kernel();
-  for (int i = 0; i < ahead; ++i) load_inputs(i, i);
+  for (; inputs < min(total, INPUTS); ++inputs) load_inputs(inputs, inputs);
 
-  // Records run one unit ahead of inputs, since their places get free earlier.
-  Position record, inputs;
-  for (int i = ahead; i <= total; ++i) {
-    if (i < total) {
-      barrier_wait(s.record_free + 8 * record.stage, record.parity);
-      load_record(i, record.stage);
-      record.advance();
+  Position<RECORDS> record_at;
+  Position<INPUTS> inputs_at;
+  while (inputs < total || records < total) {
+    if (records < total && barrier_passed(s.record_free + 8 * record_at.place, record_at.parity)) {
+      load_record(records++, record_at.place);
+      record_at.advance();
+      if (records == total) atomicSub(issuing, 1);
     }
-    if (i > ahead) {
-      barrier_wait(s.inputs_free + 8 * inputs.stage, inputs.parity);
-      load_inputs(i - 1, inputs.stage);
-      inputs.advance();
+    if (inputs < total && barrier_passed(s.inputs_free + 8 * inputs_at.place, inputs_at.parity)) {
+      load_inputs(inputs++, inputs_at.place);
+      inputs_at.advance();
     }
   }
-  atomicSub(issuing, 1);
+  if (total <= RECORDS) atomicSub(issuing, 1);
 }
 
 // ---- escapes -----------------------------------------------------------------------------------
@@ -470,7 +490,7 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
   wait_for_previous_kernel();
   if (lane == 0) signals.previous_done = 1;
 
-  Position at;
+  Position<INPUTS> at;
   u32 taken_over = 1;  // parity: the first segment has nobody to wait for
   for (int i = 0; i < work.total(); taken_over ^= 1) {
     if (i > 0) barrier_wait(s.taken_over, taken_over);
@@ -482,11 +502,11 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
     int unit = work.unit(i);
     i += segment.count;
     for (const int end = unit + segment.count; unit < end; ++unit) {
-      barrier_wait(s.full + 8 * at.stage, at.parity);
+      barrier_wait(s.inputs_full + 8 * at.place, at.parity);
       for (; escapes.current.unit() == unit; escapes.advance(p))
-        add_escape(p, escapes.current, inputs + at.stage * kInputBytes, corrections, signals, slots);
+        add_escape(p, escapes.current, inputs + at.place * kInputBytes, corrections, signals, slots);
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.stage);
+      if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.place);
       at.advance();
     }
     if (kSlots < kTileRows) __threadfence_block();
@@ -644,48 +664,59 @@ __device__ void consume(const Params& p, const Shared& s, float* corrections, Si
   const u32 low_plane = keep(s.records + kViewBytes + group * 2048 + thread * 16);
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
-  Position at;
+  Position<RECORDS> record;
+  Position<INPUTS> inputs;
   u32 corrected = 0;  // parity
   for (int i = 0; i < work.total(); corrected ^= 1) {
     const Segment segment = segment_at(p, work, i);
     i += segment.count;
 #pragma unroll
     for (int k = 0; k < kAccumulators; ++k) d[k] = 0.f;
-    int previous = -1;  // the stage whose inputs the tensor cores may still be reading
+    int in_use = -1;  // the inputs that the tensor cores may still be reading
     for (int block = 0; block < segment.count; ++block) {
-      barrier_wait(s.full + 8 * at.stage, at.parity);
+      const u32 record_full = s.record_full + 8 * record.place;
+      if (in_use >= 0 && !__any_sync(~0u, barrier_passed(record_full, record.parity))) {
+        // Nothing to do yet: let the inputs go early.
+        wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
+        in_use = -1;
+      }
+      barrier_wait(record_full, record.parity);
 #if STREAM_ONLY
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
-      if (previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+      if (lane == 0) barrier_arrive(s.record_free + 8 * record.place);
+      barrier_wait(s.inputs_full + 8 * inputs.place, inputs.parity);
+      if (in_use >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
 #else
       u32 bytes[2][4], low[4] = {};
-      load16(view + at.stage * kFetchBytes, bytes[0]);
+      load16(view + record.place * kFetchBytes, bytes[0]);
 #if !VIEW_ONLY
-      load16(low_plane + at.stage * kFetchBytes, low);
+      load16(low_plane + record.place * kFetchBytes, low);
 #endif
-      load16(view + at.stage * kFetchBytes + 2048, bytes[1]);
+      load16(view + record.place * kFetchBytes + 2048, bytes[1]);
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
-      const u64 inputs = inputs_descriptor(s.inputs + at.stage * kInputBytes);
+      if (lane == 0) barrier_arrive(s.record_free + 8 * record.place);
+      barrier_wait(s.inputs_full + 8 * inputs.place, inputs.parity);
+      const u64 x = inputs_descriptor(s.inputs + inputs.place * kInputBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         wgmma_wait<1>();  // the set we are about to overwrite is no longer read
-        if (half == 1 && previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+        if (half == 1 && in_use >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
         decode(bytes[half][0], bytes[half][1], low[2 * half], a[half][0]);
         decode(bytes[half][2], bytes[half][3], low[2 * half + 1], a[half][1]);
         wgmma_fence();
         // 16 inputs are 32 bytes: two descriptor units.
-        wgmma(d, a[half][0], inputs + 4 * half);
-        wgmma(d, a[half][1], inputs + 4 * half + 2);
+        wgmma(d, a[half][0], x + 4 * half);
+        wgmma(d, a[half][1], x + 4 * half + 2);
         wgmma_commit();
       }
 #endif
-      previous = at.stage;
-      at.advance();
+      in_use = inputs.place;
+      record.advance();
+      inputs.advance();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+    if (lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
     barrier_wait(s.corrected, corrected);
     scale_and_correct(p, segment.tile, corrections, signals, d);
     __syncwarp();
@@ -710,24 +741,29 @@ __device__ __forceinline__ void keep_place(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 ring[];
-  __shared__ __align__(8) u64 barriers[3 * STAGES + 2];
+  __shared__ __align__(8) u64 barriers[kBarriers];
   __shared__ __align__(4) Signals signals;
   const u32 base = keep(shared_address(ring));
   const u32 barrier = shared_address(barriers);
   const Shared s{base,
-                 base + STAGES * kInputBytes,
+                 base + INPUTS * kInputBytes,
                  barrier,
-                 barrier + 8 * STAGES,
-                 barrier + 16 * STAGES,
-                 barrier + 24 * STAGES,
-                 barrier + 24 * STAGES + 8};
-  float* corrections = reinterpret_cast<float*>(ring + STAGES * (kInputBytes + kFetchBytes));
+                 barrier + 8 * RECORDS,
+                 barrier + 16 * RECORDS,
+                 barrier + 16 * RECORDS + 8 * INPUTS,
+                 barrier + 16 * RECORDS + 16 * INPUTS,
+                 barrier + 16 * RECORDS + 16 * INPUTS + 8};
+  float* corrections =
+      reinterpret_cast<float*>(ring + INPUTS * kInputBytes + RECORDS * kFetchBytes);
 
   if (threadIdx.x == 0) {
     signals.previous_done = 0;
-    for (int i = 0; i < STAGES; ++i) {
-      barrier_init(s.full + 8 * i, 1);
+    for (int i = 0; i < RECORDS; ++i) {
+      barrier_init(s.record_full + 8 * i, 1);
       barrier_init(s.record_free + 8 * i, kConsumers / 32);
+    }
+    for (int i = 0; i < INPUTS; ++i) {
+      barrier_init(s.inputs_full + 8 * i, 1);
       barrier_init(s.inputs_free + 8 * i, kConsumers / 32 + 1);
     }
     barrier_init(s.corrected, 1);
