@@ -28,19 +28,15 @@
 // `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its
 // ring while we drain ours, add up and store.
 //
-// Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), RECORDS and INPUTS (places in the two
-// rings), SLOTS (corrected channels kept in shared memory), VIEW_ONLY (1: read only the
+// Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (1: read only the
 // 8-bit view of each record and put the dropped mantissa bits at their midpoint), STREAM_ONLY (1:
 // move every byte, multiply nothing; the floor that benchmarks print beside the kernel).
 
 #ifndef COLS
 #define COLS 8
 #endif
-#ifndef RECORDS
-#define RECORDS 8
-#endif
-#ifndef INPUTS
-#define INPUTS 8
+#ifndef STAGES
+#define STAGES 8
 #endif
 #ifndef SLOTS
 #define SLOTS 128
@@ -224,6 +220,29 @@ __device__ __forceinline__ void load16(u32 address, u32 (&words)[4]) {
                : "r"(address));
 }
 
+__device__ __forceinline__ u32 load_u16(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float load_float(u32 address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float2 load_float2(u32 address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_float(u32 address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+}
+
 // Descriptor of a [COLS, 64] bfloat16 block in shared memory, 128-byte swizzle, k contiguous:
 // address / 16, 1024 bytes from one group of eight rows to the next, swizzle mode 1.
 __device__ __forceinline__ u64 inputs_descriptor(u32 address) {
@@ -304,19 +323,17 @@ __device__ __forceinline__ Segment segment_at(const Params& p, const Work& work,
   return {tile, first, min(left, p.blocks - first)};
 }
 
-// Two rings in shared memory, as 32-bit addresses. Records are free once the consumers have them in
-// registers, inputs only after the products, so each ring has its own barriers.
+// Shared memory as 32-bit addresses. A stage has a record and a block of inputs. The record is
+// free once the consumers have it in registers, the inputs only after the products.
 struct Shared {
-  u32 inputs;        // INPUTS blocks of activations, 1024-byte aligned
-  u32 records;       // RECORDS records
-  u32 record_full;   // barriers: a record has landed
-  u32 record_free;   // every consumer warp has read it
-  u32 inputs_full;   // a block of inputs has landed
-  u32 inputs_free;   // the consumer warps and the escape warp need it no more
-  u32 corrected;     // one barrier: the corrections of a segment are complete
-  u32 taken_over;    // one barrier: the consumers have added them to their sums
+  u32 inputs;        // STAGES blocks of activations, 1024-byte aligned
+  u32 records;       // STAGES records
+  u32 full;          // STAGES barriers: record and inputs have landed
+  u32 record_free;   // STAGES barriers: every consumer warp has read the record
+  u32 inputs_free;   // STAGES barriers: the consumer warps and the escape warp need them no more
+  u32 corrected;     // barrier: the corrections of a segment are complete
+  u32 taken_over;    // barrier: the consumers have added them to their sums
 };
-constexpr int kBarriers = 2 * RECORDS + 2 * INPUTS + 2;
 
 // What the roles tell each other through shared memory.
 struct Signals {
@@ -324,13 +341,12 @@ struct Signals {
   u8 slot_of[kTileRows];       // where a channel's correction lies; kNoSlot: it has none
 };
 
-// A place in a ring and the parity of its current phase.
-template <int places>
+// A stage of the ring and the parity of its current phase.
 struct Position {
-  int place = 0;
+  int stage = 0;
   u32 parity = 0;
   __device__ void advance() {
-    if (++place == places) place = 0, parity ^= 1;
+    if (++stage == STAGES) stage = 0, parity ^= 1;
   }
 };
 
@@ -354,43 +370,42 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   const int total = work.total();
-  const auto load_record = [&](int i, int place) {
-    barrier_expect(s.record_full + 8 * place, kFetchBytes);
-    copy_weights(s.records + place * kFetchBytes,
+  const int ahead = min(total, STAGES);
+  const auto load_record = [&](int i, int stage) {
+    barrier_expect(s.full + 8 * stage, kFetchBytes + kInputBytes);
+    copy_weights(s.records + stage * kFetchBytes,
                  p.records + static_cast<long long>(work.unit(i)) * kRecordBytes, kFetchBytes,
-                 s.record_full + 8 * place, policy);
+                 s.full + 8 * stage, policy);
   };
   int block = work.unit(0) % p.blocks;
-  const auto load_inputs = [&](int i, int place) {
+  const auto load_inputs = [&](int i, int stage) {
     if (i == work.split) block = 0;
-    barrier_expect(s.inputs_full + 8 * place, kInputBytes);
-    copy_inputs(s.inputs + place * kInputBytes, map, block * kBlockCols,
-                s.inputs_full + 8 * place);
+    copy_inputs(s.inputs + stage * kInputBytes, map, block * kBlockCols, s.full + 8 * stage);
     if (++block == p.blocks) block = 0;
   };
   u32* issuing = p.issuing + sm_index();
   take_over(issuing, signals);
 
   // Weights never change, so the ring fills before the previous kernel has written our inputs.
-  int records = 0, inputs = 0;
-  for (; records < min(total, RECORDS); ++records) load_record(records, records);
+  for (int i = 0; i < ahead; ++i) load_record(i, i);
   wait_for_previous_kernel();
-  for (; inputs < min(total, INPUTS); ++inputs) load_inputs(inputs, inputs);
+  for (int i = 0; i < ahead; ++i) load_inputs(i, i);
 
-  Position<RECORDS> record_at;
-  Position<INPUTS> inputs_at;
-  while (inputs < total || records < total) {
-    if (records < total && barrier_passed(s.record_free + 8 * record_at.place, record_at.parity)) {
-      load_record(records++, record_at.place);
-      record_at.advance();
-      if (records == total) atomicSub(issuing, 1);
+  // Records run one unit ahead of inputs, since their places get free earlier.
+  Position record, inputs;
+  for (int i = ahead; i <= total; ++i) {
+    if (i < total) {
+      barrier_wait(s.record_free + 8 * record.stage, record.parity);
+      load_record(i, record.stage);
+      record.advance();
     }
-    if (inputs < total && barrier_passed(s.inputs_free + 8 * inputs_at.place, inputs_at.parity)) {
-      load_inputs(inputs++, inputs_at.place);
-      inputs_at.advance();
+    if (i > ahead) {
+      barrier_wait(s.inputs_free + 8 * inputs.stage, inputs.parity);
+      load_inputs(i - 1, inputs.stage);
+      inputs.advance();
     }
   }
-  if (total <= RECORDS) atomicSub(issuing, 1);
+  atomicSub(issuing, 1);
 }
 
 // ---- escapes -----------------------------------------------------------------------------------
@@ -417,12 +432,6 @@ struct Escape {
   }
 };
 
-// The correction in a slot, row by row; slots beyond shared memory are in global memory.
-__device__ __forceinline__ float* correction_in(const Params& p, float* corrections, int slot) {
-  if (kSlots == kTileRows || slot < kSlots) return corrections + slot * COLS;
-  return p.overflow + (blockIdx.x * kTileRows + slot) * COLS;
-}
-
 // Where row 0 lies in a slot; row r is r ^ that. Threads of a warp read eight slots at once, which
 // should not fall on the same banks.
 __device__ __forceinline__ int first_row(int slot) {
@@ -430,31 +439,67 @@ __device__ __forceinline__ int first_row(int slot) {
   return COLS >= 32 ? slot % 4 * 8 : 0;
 }
 
-__device__ __forceinline__ void add_escape(const Params& p, Escape escape, const u8* inputs,
-                                           float* corrections, Signals& signals, int& slots) {
-  const int lane = threadIdx.x % 32;
-  int slot = signals.slot_of[escape.channel()];
-  const bool is_new = slot == kNoSlot;
-  if (is_new) {
-    slot = slots++;
-    __syncwarp();
-    if (lane == 0) signals.slot_of[escape.channel()] = slot;
+// The sum of row `row` in a slot. Slots without a place in shared memory are in global memory.
+struct Corrections {
+  u32 shared;     // float [kSlots, COLS]
+  float* global;  // float [128, COLS], of this CTA
+
+  __device__ bool is_shared(int slot) const { return kSlots == kTileRows || slot < kSlots; }
+  __device__ u32 address(int slot, int row) const {
+    return shared + 4 * (slot * COLS + (row ^ first_row(slot)));
   }
-  float* sums = correction_in(p, corrections, slot);
-  const int swizzle = first_row(slot);
-  const float weight = escape.weight(), placeholder = escape.placeholder();
+  __device__ float load(int slot, int row) const {
+    return is_shared(slot) ? load_float(address(slot, row)) : __ldcg(global + slot * COLS + row);
+  }
+  __device__ float2 load_pair(int slot, int row) const {  // of an even row and the next
+    if (is_shared(slot)) return load_float2(address(slot, row));
+    return __ldcg(reinterpret_cast<const float2*>(global + slot * COLS + row));
+  }
+  __device__ void store(int slot, int row, float value) const {
+    if (is_shared(slot))
+      store_float(address(slot, row), value);
+    else
+      __stcg(global + slot * COLS + row, value);
+  }
+};
+
+// An escape and the inputs it meets: lane l has rows l and l + 32.
+struct Patch {
+  Escape escape;
+  float x[(COLS + 31) / 32];
+
+  // `inputs`: the unit's activations in the ring, 128 bytes a row, 16-byte pieces swizzled by row.
+  __device__ void read(Escape found, u32 inputs) {
+    escape = found;
+    const int column = escape.column();
 #pragma unroll
-  for (int row = lane; row < COLS; row += 32) {
-    // 128 bytes a row, its 16-byte pieces swizzled by the row.
-    const int piece = escape.column() / 8 ^ row % 8;
-    const float x = from_bf16(
-        *reinterpret_cast<const u16*>(inputs + row * 128 + piece * 16 + escape.column() % 8 * 2));
-    float& sum = sums[row ^ swizzle];
-    const float before = is_new ? 0.f : sum;
-    sum = fmaf(-placeholder, x, fmaf(weight, x, before));
+    for (int i = 0; i < (COLS + 31) / 32; ++i) {
+      const int row = threadIdx.x % 32 + 32 * i;
+      const int piece = column / 8 ^ row % 8;
+      x[i] = row < COLS ? from_bf16(load_u16(inputs + row * 128 + piece * 16 + column % 8 * 2)) : 0;
+    }
   }
-  __syncwarp();
-}
+
+  __device__ void add_to(const Corrections& corrections, Signals& signals, int& slots) const {
+    const int lane = threadIdx.x % 32;
+    int slot = signals.slot_of[escape.channel()];
+    const bool is_new = slot == kNoSlot;
+    if (is_new) {
+      slot = slots++;
+      __syncwarp();
+      if (lane == 0) signals.slot_of[escape.channel()] = slot;
+    }
+    const float weight = escape.weight(), placeholder = escape.placeholder();
+#pragma unroll
+    for (int i = 0; i < (COLS + 31) / 32; ++i) {
+      const int row = lane + 32 * i;
+      if (row >= COLS) continue;
+      const float before = is_new ? 0.f : corrections.load(slot, row);
+      corrections.store(slot, row, fmaf(-placeholder, x[i], fmaf(weight, x[i], before)));
+    }
+    __syncwarp();
+  }
+};
 
 // Escapes base .. limit - 1, 32 in registers and the next 32 on their way.
 struct EscapeStream {
@@ -482,7 +527,17 @@ struct EscapeStream {
   }
 };
 
-__device__ void correct(const Params& p, const Shared& s, const u8* inputs, float* corrections,
+constexpr int kPatches = 3;
+
+__device__ __forceinline__ void add_all(const Patch (&patches)[kPatches], int count,
+                                        const Corrections& corrections, Signals& signals,
+                                        int& slots) {
+#pragma unroll
+  for (int i = 0; i < kPatches; ++i)
+    if (i < count) patches[i].add_to(corrections, signals, slots);
+}
+
+__device__ void correct(const Params& p, const Shared& s, const Corrections& corrections,
                         Signals& signals, const Work& work) {
   const int lane = threadIdx.x % 32;
   EscapeStream escapes(p, work.split_begin, work.split_begin + work.split);
@@ -490,7 +545,7 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
   wait_for_previous_kernel();
   if (lane == 0) signals.previous_done = 1;
 
-  Position<INPUTS> at;
+  Position at;
   u32 taken_over = 1;  // parity: the first segment has nobody to wait for
   for (int i = 0; i < work.total(); taken_over ^= 1) {
     if (i > 0) barrier_wait(s.taken_over, taken_over);
@@ -502,11 +557,25 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
     int unit = work.unit(i);
     i += segment.count;
     for (const int end = unit + segment.count; unit < end; ++unit) {
-      barrier_wait(s.inputs_full + 8 * at.place, at.parity);
-      for (; escapes.current.unit() == unit; escapes.advance(p))
-        add_escape(p, escapes.current, inputs + at.place * kInputBytes, corrections, signals, slots);
+      barrier_wait(s.full + 8 * at.stage, at.parity);
+      // The stage is free once the inputs are read; most units have no more escapes than fit.
+      Patch patches[kPatches];
+      int count = 0;
+      while (true) {
+#pragma unroll
+        for (int i = 0; i < kPatches; ++i) {
+          if (escapes.current.unit() != unit) continue;
+          patches[i].read(escapes.current, s.inputs + at.stage * kInputBytes);
+          escapes.advance(p);
+          count = i + 1;
+        }
+        if (escapes.current.unit() != unit) break;
+        add_all(patches, kPatches, corrections, signals, slots);
+        count = 0;
+      }
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.place);
+      if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.stage);
+      add_all(patches, count, corrections, signals, slots);
       at.advance();
     }
     if (kSlots < kTileRows) __threadfence_block();
@@ -521,7 +590,8 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
 // 16 w + l / 4 (+ 8) and, in each group of eight rows, rows 2 (l % 4) and the next: four sums.
 
 // Bring the sums of a segment to their true scale and add its corrections.
-__device__ __forceinline__ void scale_and_correct(const Params& p, int tile, float* corrections,
+__device__ __forceinline__ void scale_and_correct(const Params& p, int tile,
+                                                  const Corrections& corrections,
                                                   const Signals& signals,
                                                   float (&d)[kAccumulators]) {
 #pragma unroll
@@ -532,10 +602,9 @@ __device__ __forceinline__ void scale_and_correct(const Params& p, int tile, flo
     for (int i = 0; i < kAccumulators / 2; ++i) d[i / 2 * 4 + half * 2 + i % 2] *= scale;
     const int slot = signals.slot_of[channel];
     if (slot != kNoSlot) {
-      const float* sums = correction_in(p, corrections, slot) + threadIdx.x % 4 * 2;
 #pragma unroll
       for (int group = 0; group < COLS / 8; ++group) {
-        const float2 pair = *reinterpret_cast<const float2*>(sums + (group * 8 ^ first_row(slot)));
+        const float2 pair = corrections.load_pair(slot, group * 8 + threadIdx.x % 4 * 2);
         d[group * 4 + half * 2] += pair.x, d[group * 4 + half * 2 + 1] += pair.y;
       }
     }
@@ -603,7 +672,7 @@ __device__ __forceinline__ void join_tile(const Params& p, const Segment& segmen
   }
   // Words on their way at once: of kTogether CTAs, kGroups groups of rows.
   constexpr int kGroups = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;
-  constexpr int kTogether = COLS == 8 ? 3 : COLS == 16 ? 2 : 1;
+  constexpr int kTogether = COLS == 8 ? 4 : COLS == 64 ? 1 : 2;
   const int last = owner(p, segment.tile * p.blocks + p.blocks - 1);
 #pragma unroll
   for (int begin = 0; begin < COLS / 8; begin += kGroups) {
@@ -655,8 +724,8 @@ __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4
   a[3] = permute(low1, high1, 0x7362);
 }
 
-__device__ void consume(const Params& p, const Shared& s, float* corrections, Signals& signals,
-                        const Work& work) {
+__device__ void consume(const Params& p, const Shared& s, const Corrections& corrections,
+                        const Signals& signals, const Work& work) {
   const int group = threadIdx.x / 128;
   const int thread = threadIdx.x % 128;
   const int lane = threadIdx.x % 32;
@@ -664,59 +733,53 @@ __device__ void consume(const Params& p, const Shared& s, float* corrections, Si
   const u32 low_plane = keep(s.records + kViewBytes + group * 2048 + thread * 16);
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
-  Position<RECORDS> record;
-  Position<INPUTS> inputs;
+  Position at;
   u32 corrected = 0;  // parity
   for (int i = 0; i < work.total(); corrected ^= 1) {
     const Segment segment = segment_at(p, work, i);
     i += segment.count;
 #pragma unroll
     for (int k = 0; k < kAccumulators; ++k) d[k] = 0.f;
-    int in_use = -1;  // the inputs that the tensor cores may still be reading
+    int previous = -1;  // the stage whose inputs the tensor cores may still be reading
     for (int block = 0; block < segment.count; ++block) {
-      const u32 record_full = s.record_full + 8 * record.place;
-      if (in_use >= 0 && !__any_sync(~0u, barrier_passed(record_full, record.parity))) {
-        // Nothing to do yet: let the inputs go early.
-        wgmma_wait<0>();
-        if (lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
-        in_use = -1;
+      if (previous >= 0 && !__any_sync(~0u, barrier_passed(s.full + 8 * at.stage, at.parity))) {
+        wgmma_wait<0>();  // nothing to do yet: let the inputs go early
+        if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+        previous = -1;
       }
-      barrier_wait(record_full, record.parity);
+      barrier_wait(s.full + 8 * at.stage, at.parity);
 #if STREAM_ONLY
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.record_free + 8 * record.place);
-      barrier_wait(s.inputs_full + 8 * inputs.place, inputs.parity);
-      if (in_use >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
+      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
+      if (previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
 #else
       u32 bytes[2][4], low[4] = {};
-      load16(view + record.place * kFetchBytes, bytes[0]);
+      load16(view + at.stage * kFetchBytes, bytes[0]);
 #if !VIEW_ONLY
-      load16(low_plane + record.place * kFetchBytes, low);
+      load16(low_plane + at.stage * kFetchBytes, low);
 #endif
-      load16(view + record.place * kFetchBytes + 2048, bytes[1]);
+      load16(view + at.stage * kFetchBytes + 2048, bytes[1]);
       __syncwarp();
-      if (lane == 0) barrier_arrive(s.record_free + 8 * record.place);
-      barrier_wait(s.inputs_full + 8 * inputs.place, inputs.parity);
-      const u64 x = inputs_descriptor(s.inputs + inputs.place * kInputBytes);
+      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
+      const u64 inputs = inputs_descriptor(s.inputs + at.stage * kInputBytes);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         wgmma_wait<1>();  // the set we are about to overwrite is no longer read
-        if (half == 1 && in_use >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
+        if (half == 1 && previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
         decode(bytes[half][0], bytes[half][1], low[2 * half], a[half][0]);
         decode(bytes[half][2], bytes[half][3], low[2 * half + 1], a[half][1]);
         wgmma_fence();
         // 16 inputs are 32 bytes: two descriptor units.
-        wgmma(d, a[half][0], x + 4 * half);
-        wgmma(d, a[half][1], x + 4 * half + 2);
+        wgmma(d, a[half][0], inputs + 4 * half);
+        wgmma(d, a[half][1], inputs + 4 * half + 2);
         wgmma_commit();
       }
 #endif
-      in_use = inputs.place;
-      record.advance();
-      inputs.advance();
+      previous = at.stage;
+      at.advance();
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(s.inputs_free + 8 * in_use);
+    if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
     barrier_wait(s.corrected, corrected);
     scale_and_correct(p, segment.tile, corrections, signals, d);
     __syncwarp();
@@ -741,29 +804,25 @@ __device__ __forceinline__ void keep_place(const Params& p) {
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
     w12_gemm(const __grid_constant__ TensorMap map, const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) u8 ring[];
-  __shared__ __align__(8) u64 barriers[kBarriers];
+  __shared__ __align__(8) u64 barriers[3 * STAGES + 2];
   __shared__ __align__(4) Signals signals;
   const u32 base = keep(shared_address(ring));
   const u32 barrier = shared_address(barriers);
   const Shared s{base,
-                 base + INPUTS * kInputBytes,
+                 base + STAGES * kInputBytes,
                  barrier,
-                 barrier + 8 * RECORDS,
-                 barrier + 16 * RECORDS,
-                 barrier + 16 * RECORDS + 8 * INPUTS,
-                 barrier + 16 * RECORDS + 16 * INPUTS,
-                 barrier + 16 * RECORDS + 16 * INPUTS + 8};
-  float* corrections =
-      reinterpret_cast<float*>(ring + INPUTS * kInputBytes + RECORDS * kFetchBytes);
+                 barrier + 8 * STAGES,
+                 barrier + 16 * STAGES,
+                 barrier + 24 * STAGES,
+                 barrier + 24 * STAGES + 8};
+  const Corrections corrections{base + STAGES * (kInputBytes + kFetchBytes),
+                                p.overflow + blockIdx.x * kTileRows * COLS};
 
   if (threadIdx.x == 0) {
     signals.previous_done = 0;
-    for (int i = 0; i < RECORDS; ++i) {
-      barrier_init(s.record_full + 8 * i, 1);
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(s.full + 8 * i, 1);
       barrier_init(s.record_free + 8 * i, kConsumers / 32);
-    }
-    for (int i = 0; i < INPUTS; ++i) {
-      barrier_init(s.inputs_full + 8 * i, 1);
       barrier_init(s.inputs_free + 8 * i, kConsumers / 32 + 1);
     }
     barrier_init(s.corrected, 1);
@@ -784,5 +843,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   else if (warp == 8 && threadIdx.x % 32 == 0)
     produce(p, map, s, signals, work);
   else if (warp == 9)
-    correct(p, s, ring, corrections, signals, work);
+    correct(p, s, corrections, signals, work);
 }
