@@ -463,43 +463,29 @@ struct Corrections {
   }
 };
 
-// An escape and the inputs it meets: lane l has rows l and l + 32.
-struct Patch {
-  Escape escape;
-  float x[(COLS + 31) / 32];
-
-  // `inputs`: the unit's activations in the ring, 128 bytes a row, 16-byte pieces swizzled by row.
-  __device__ void read(Escape found, u32 inputs) {
-    escape = found;
-    const int column = escape.column();
-#pragma unroll
-    for (int i = 0; i < (COLS + 31) / 32; ++i) {
-      const int row = threadIdx.x % 32 + 32 * i;
-      const int piece = column / 8 ^ row % 8;
-      x[i] = row < COLS ? from_bf16(load_u16(inputs + row * 128 + piece * 16 + column % 8 * 2)) : 0;
-    }
-  }
-
-  __device__ void add_to(const Corrections& corrections, Signals& signals, int& slots) const {
-    const int lane = threadIdx.x % 32;
-    int slot = signals.slot_of[escape.channel()];
-    const bool is_new = slot == kNoSlot;
-    if (is_new) {
-      slot = slots++;
-      __syncwarp();
-      if (lane == 0) signals.slot_of[escape.channel()] = slot;
-    }
-    const float weight = escape.weight(), placeholder = escape.placeholder();
-#pragma unroll
-    for (int i = 0; i < (COLS + 31) / 32; ++i) {
-      const int row = lane + 32 * i;
-      if (row >= COLS) continue;
-      const float before = is_new ? 0.f : corrections.load(slot, row);
-      corrections.store(slot, row, fmaf(-placeholder, x[i], fmaf(weight, x[i], before)));
-    }
+// `inputs`: the unit's activations in the ring, 128 bytes a row, 16-byte pieces swizzled by the row.
+__device__ __forceinline__ void add_escape(Escape escape, u32 inputs,
+                                           const Corrections& corrections, Signals& signals,
+                                           int& slots) {
+  const int lane = threadIdx.x % 32;
+  int slot = signals.slot_of[escape.channel()];
+  const bool is_new = slot == kNoSlot;
+  if (is_new) {
+    slot = slots++;
     __syncwarp();
+    if (lane == 0) signals.slot_of[escape.channel()] = slot;
   }
-};
+  const float weight = escape.weight(), placeholder = escape.placeholder();
+#pragma unroll
+  for (int row = lane; row < COLS; row += 32) {
+    const int piece = escape.column() / 8 ^ row % 8;
+    const float x =
+        from_bf16(load_u16(inputs + row * 128 + piece * 16 + escape.column() % 8 * 2));
+    const float before = is_new ? 0.f : corrections.load(slot, row);
+    corrections.store(slot, row, fmaf(-placeholder, x, fmaf(weight, x, before)));
+  }
+  __syncwarp();
+}
 
 // Escapes base .. limit - 1, 32 in registers and the next 32 on their way.
 struct EscapeStream {
@@ -527,16 +513,6 @@ struct EscapeStream {
   }
 };
 
-constexpr int kPatches = 3;
-
-__device__ __forceinline__ void add_all(const Patch (&patches)[kPatches], int count,
-                                        const Corrections& corrections, Signals& signals,
-                                        int& slots) {
-#pragma unroll
-  for (int i = 0; i < kPatches; ++i)
-    if (i < count) patches[i].add_to(corrections, signals, slots);
-}
-
 __device__ void correct(const Params& p, const Shared& s, const Corrections& corrections,
                         Signals& signals, const Work& work) {
   const int lane = threadIdx.x % 32;
@@ -558,24 +534,10 @@ __device__ void correct(const Params& p, const Shared& s, const Corrections& cor
     i += segment.count;
     for (const int end = unit + segment.count; unit < end; ++unit) {
       barrier_wait(s.full + 8 * at.stage, at.parity);
-      // The stage is free once the inputs are read; most units have no more escapes than fit.
-      Patch patches[kPatches];
-      int count = 0;
-      while (true) {
-#pragma unroll
-        for (int i = 0; i < kPatches; ++i) {
-          if (escapes.current.unit() != unit) continue;
-          patches[i].read(escapes.current, s.inputs + at.stage * kInputBytes);
-          escapes.advance(p);
-          count = i + 1;
-        }
-        if (escapes.current.unit() != unit) break;
-        add_all(patches, kPatches, corrections, signals, slots);
-        count = 0;
-      }
+      for (; escapes.current.unit() == unit; escapes.advance(p))
+        add_escape(escapes.current, s.inputs + at.stage * kInputBytes, corrections, signals, slots);
       __syncwarp();
       if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.stage);
-      add_all(patches, count, corrections, signals, slots);
       at.advance();
     }
     if (kSlots < kTileRows) __threadfence_block();
