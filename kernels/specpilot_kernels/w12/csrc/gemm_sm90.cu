@@ -138,6 +138,18 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       "}\n" ::"r"(barrier), "r"(parity) : "memory");
 }
 
+// Whether the phase of the given parity has completed.
+__device__ __forceinline__ bool barrier_passed(u32 barrier, u32 parity) {
+  u32 passed;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n" : "=r"(passed) : "r"(barrier), "r"(parity) : "memory");
+  return passed;
+}
+
 // Copy `bytes` of global memory to shared memory in the background; weights are read once, so L2
 // may drop them first.
 __device__ __forceinline__ void copy_weights(u32 target, const void* source, u32 bytes, u32 barrier,
@@ -206,6 +218,29 @@ __device__ __forceinline__ void load16(u32 address, u32 (&words)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
                : "r"(address));
+}
+
+__device__ __forceinline__ u32 load_u16(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float load_float(u32 address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float2 load_float2(u32 address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_float(u32 address, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 // Descriptor of a [COLS, 64] bfloat16 block in shared memory, 128-byte swizzle, k contiguous:
@@ -396,12 +431,6 @@ struct Escape {
   }
 };
 
-// The correction in a slot, row by row; slots beyond shared memory are in global memory.
-__device__ __forceinline__ float* correction_in(const Params& p, float* corrections, int slot) {
-  if (kSlots == kTileRows || slot < kSlots) return corrections + slot * COLS;
-  return p.overflow + (blockIdx.x * kTileRows + slot) * COLS;
-}
-
 // Where row 0 lies in a slot; row r is r ^ that. Threads of a warp read eight slots at once, which
 // should not fall on the same banks.
 __device__ __forceinline__ int first_row(int slot) {
@@ -409,8 +438,34 @@ __device__ __forceinline__ int first_row(int slot) {
   return COLS >= 32 ? slot % 4 * 8 : 0;
 }
 
-__device__ __forceinline__ void add_escape(const Params& p, Escape escape, const u8* inputs,
-                                           float* corrections, Signals& signals, int& slots) {
+// The sum of row `row` in a slot. Slots without a place in shared memory are in global memory.
+struct Corrections {
+  u32 shared;     // float [kSlots, COLS]
+  float* global;  // float [128, COLS], of this CTA
+
+  __device__ bool is_shared(int slot) const { return kSlots == kTileRows || slot < kSlots; }
+  __device__ u32 address(int slot, int row) const {
+    return shared + 4 * (slot * COLS + (row ^ first_row(slot)));
+  }
+  __device__ float load(int slot, int row) const {
+    return is_shared(slot) ? load_float(address(slot, row)) : __ldcg(global + slot * COLS + row);
+  }
+  __device__ float2 load_pair(int slot, int row) const {  // of an even row and the next
+    if (is_shared(slot)) return load_float2(address(slot, row));
+    return __ldcg(reinterpret_cast<const float2*>(global + slot * COLS + row));
+  }
+  __device__ void store(int slot, int row, float value) const {
+    if (is_shared(slot))
+      store_float(address(slot, row), value);
+    else
+      __stcg(global + slot * COLS + row, value);
+  }
+};
+
+// `inputs`: the unit's activations in the ring, 128 bytes a row, 16-byte pieces swizzled by the row.
+__device__ __forceinline__ void add_escape(Escape escape, u32 inputs,
+                                           const Corrections& corrections, Signals& signals,
+                                           int& slots) {
   const int lane = threadIdx.x % 32;
   int slot = signals.slot_of[escape.channel()];
   const bool is_new = slot == kNoSlot;
@@ -419,18 +474,14 @@ __device__ __forceinline__ void add_escape(const Params& p, Escape escape, const
     __syncwarp();
     if (lane == 0) signals.slot_of[escape.channel()] = slot;
   }
-  float* sums = correction_in(p, corrections, slot);
-  const int swizzle = first_row(slot);
   const float weight = escape.weight(), placeholder = escape.placeholder();
 #pragma unroll
   for (int row = lane; row < COLS; row += 32) {
-    // 128 bytes a row, its 16-byte pieces swizzled by the row.
     const int piece = escape.column() / 8 ^ row % 8;
-    const float x = from_bf16(
-        *reinterpret_cast<const u16*>(inputs + row * 128 + piece * 16 + escape.column() % 8 * 2));
-    float& sum = sums[row ^ swizzle];
-    const float before = is_new ? 0.f : sum;
-    sum = fmaf(-placeholder, x, fmaf(weight, x, before));
+    const float x =
+        from_bf16(load_u16(inputs + row * 128 + piece * 16 + escape.column() % 8 * 2));
+    const float before = is_new ? 0.f : corrections.load(slot, row);
+    corrections.store(slot, row, fmaf(-placeholder, x, fmaf(weight, x, before)));
   }
   __syncwarp();
 }
@@ -461,7 +512,7 @@ struct EscapeStream {
   }
 };
 
-__device__ void correct(const Params& p, const Shared& s, const u8* inputs, float* corrections,
+__device__ void correct(const Params& p, const Shared& s, const Corrections& corrections,
                         Signals& signals, const Work& work) {
   const int lane = threadIdx.x % 32;
   EscapeStream escapes(p, work.split_begin, work.split_begin + work.split);
@@ -483,7 +534,7 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
     for (const int end = unit + segment.count; unit < end; ++unit) {
       barrier_wait(s.full + 8 * at.stage, at.parity);
       for (; escapes.current.unit() == unit; escapes.advance(p))
-        add_escape(p, escapes.current, inputs + at.stage * kInputBytes, corrections, signals, slots);
+        add_escape(escapes.current, s.inputs + at.stage * kInputBytes, corrections, signals, slots);
       __syncwarp();
       if (lane == 0) barrier_arrive(s.inputs_free + 8 * at.stage);
       at.advance();
@@ -500,7 +551,8 @@ __device__ void correct(const Params& p, const Shared& s, const u8* inputs, floa
 // 16 w + l / 4 (+ 8) and, in each group of eight rows, rows 2 (l % 4) and the next: four sums.
 
 // Bring the sums of a segment to their true scale and add its corrections.
-__device__ __forceinline__ void scale_and_correct(const Params& p, int tile, float* corrections,
+__device__ __forceinline__ void scale_and_correct(const Params& p, int tile,
+                                                  const Corrections& corrections,
                                                   const Signals& signals,
                                                   float (&d)[kAccumulators]) {
 #pragma unroll
@@ -511,10 +563,9 @@ __device__ __forceinline__ void scale_and_correct(const Params& p, int tile, flo
     for (int i = 0; i < kAccumulators / 2; ++i) d[i / 2 * 4 + half * 2 + i % 2] *= scale;
     const int slot = signals.slot_of[channel];
     if (slot != kNoSlot) {
-      const float* sums = correction_in(p, corrections, slot) + threadIdx.x % 4 * 2;
 #pragma unroll
       for (int group = 0; group < COLS / 8; ++group) {
-        const float2 pair = *reinterpret_cast<const float2*>(sums + (group * 8 ^ first_row(slot)));
+        const float2 pair = corrections.load_pair(slot, group * 8 + threadIdx.x % 4 * 2);
         d[group * 4 + half * 2] += pair.x, d[group * 4 + half * 2 + 1] += pair.y;
       }
     }
@@ -582,7 +633,7 @@ __device__ __forceinline__ void join_tile(const Params& p, const Segment& segmen
   }
   // Words on their way at once: of kTogether CTAs, kGroups groups of rows.
   constexpr int kGroups = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;
-  constexpr int kTogether = COLS == 8 ? 3 : COLS == 16 ? 2 : 1;
+  constexpr int kTogether = COLS == 8 ? 4 : COLS == 64 ? 1 : 2;
   const int last = owner(p, segment.tile * p.blocks + p.blocks - 1);
 #pragma unroll
   for (int begin = 0; begin < COLS / 8; begin += kGroups) {
@@ -634,8 +685,8 @@ __device__ __forceinline__ void decode(u32 view0, u32 view1, u32 low, u32 (&a)[4
   a[3] = permute(low1, high1, 0x7362);
 }
 
-__device__ void consume(const Params& p, const Shared& s, float* corrections, Signals& signals,
-                        const Work& work) {
+__device__ void consume(const Params& p, const Shared& s, const Corrections& corrections,
+                        const Signals& signals, const Work& work) {
   const int group = threadIdx.x / 128;
   const int thread = threadIdx.x % 128;
   const int lane = threadIdx.x % 32;
@@ -652,6 +703,11 @@ __device__ void consume(const Params& p, const Shared& s, float* corrections, Si
     for (int k = 0; k < kAccumulators; ++k) d[k] = 0.f;
     int previous = -1;  // the stage whose inputs the tensor cores may still be reading
     for (int block = 0; block < segment.count; ++block) {
+      if (previous >= 0 && !__any_sync(~0u, barrier_passed(s.full + 8 * at.stage, at.parity))) {
+        wgmma_wait<0>();  // nothing to do yet: let the inputs go early
+        if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+        previous = -1;
+      }
       barrier_wait(s.full + 8 * at.stage, at.parity);
 #if STREAM_ONLY
       __syncwarp();
@@ -720,7 +776,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                  barrier + 16 * STAGES,
                  barrier + 24 * STAGES,
                  barrier + 24 * STAGES + 8};
-  float* corrections = reinterpret_cast<float*>(ring + STAGES * (kInputBytes + kFetchBytes));
+  const Corrections corrections{base + STAGES * (kInputBytes + kFetchBytes),
+                                p.overflow + blockIdx.x * kTileRows * COLS};
 
   if (threadIdx.x == 0) {
     signals.previous_done = 0;
@@ -747,5 +804,5 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   else if (warp == 8 && threadIdx.x % 32 == 0)
     produce(p, map, s, signals, work);
   else if (warp == 9)
-    correct(p, s, ring, corrections, signals, work);
+    correct(p, s, corrections, signals, work);
 }
