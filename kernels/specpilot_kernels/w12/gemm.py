@@ -19,7 +19,7 @@ from specpilot_kernels.w12 import gemm_sm90, modules
 from specpilot_kernels.w12.weight import W12Weight
 from specpilot_kernels.w12.workspace import NotWarmed
 
-__all__ = ["MAX_ROWS", "Kernel", "NotWarmed", "check", "gemm", "kernel", "warm"]
+__all__ = ["MAX_ROWS", "Kernel", "NotWarmed", "check", "gemm", "gpu_name", "kernel", "warm"]
 
 MAX_ROWS = max(modules.GEMM_ROWS)
 
@@ -86,6 +86,12 @@ def warm(device: int | torch.device | None = None, *, view_only: bool = False) -
         index = torch.cuda.current_device()
     with torch.cuda.device(index):
         kernel(index).warm(index, view_only=view_only)
+
+
+def gpu_name() -> str:
+    """The name of torch's current GPU, which plans are kept under; NoCudaDevice without one."""
+    launch.capability()
+    return torch.cuda.get_device_name()
 
 
 @cache

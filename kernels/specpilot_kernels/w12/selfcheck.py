@@ -28,6 +28,7 @@ _LEAST_HALF_STEP = 2.0**-134
 
 _COLD_BYTES = 600 << 20
 _WARM_UP, _REPLAYS = 2, 9
+_JUDGED_CHANNELS = 8192
 
 Work = Callable[[], object]
 
@@ -66,7 +67,7 @@ def normal_weights(shape: Shape, *, seed: int = 1, std: float = 0.02) -> torch.T
 
 
 def examine(shape: Shape, rows: tuple[int, ...] = (1, 8, 32, 64), *, replays: int = 5) -> Finding:
-    """Check one shape and time it at each of `rows`; needs about 2 GB of free device memory.
+    """Check one shape and time it at each of `rows`; needs `needed_bytes` of device memory.
 
     Errors are wrong weights after encoding, results that are not as exact as `wrong_elements`
     and cuBLAS ask for, and rows that depend on other rows. Errors as in `gemm.gemm`.
@@ -97,7 +98,7 @@ def wrong_elements(
     weights: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    channels: int = 8192,
+    channels: int = _JUDGED_CHANNELS,
 ) -> int:
     """Count the elements of `actual` [rows, out] that are not x @ weights.T + bias, rounded.
 
@@ -135,6 +136,20 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     difference = (actual.double() - expected.double()).norm().item()
     size = expected.double().norm().item()
     return difference / size if size else difference
+
+
+def needed_bytes(shape: Shape) -> int:
+    """Device memory that `examine` takes for a shape, about."""
+    out_features, in_features = shape
+    weights = 2 * out_features * in_features
+    judged = 3 * 8 * min(out_features, _JUDGED_CHANNELS) * in_features
+    return (cold_copies(weights) + 1) * weights * 7 // 4 + judged + (512 << 20)
+
+
+def free_bytes() -> int:
+    """Device memory that is free, or kept by torch without use."""
+    free, _ = torch.cuda.mem_get_info()
+    return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def cold_copies(n_bytes: int) -> int:
