@@ -25,24 +25,27 @@ class Requirement(StrEnum):
     SGLANG = "sglang"
 
 
+Require = Annotated[
+    list[Requirement] | None,
+    typer.Option("--require", help="Exit 3 if what this needs is missing; repeatable."),
+]
+Kernels = Annotated[
+    bool, typer.Option("--kernels", help="Check and time the W12 product on this GPU instead.")
+]
+Model = Annotated[
+    str, typer.Option("--model", help="With --kernels: the model whose shapes are tried.")
+]
+Tune = Annotated[
+    bool,
+    typer.Option("--tune", help="With --kernels: store which way is fastest for each shape, too."),
+]
+
+
 def doctor(
-    require: Annotated[
-        list[Requirement] | None,
-        typer.Option("--require", help="Exit 3 if what this needs is missing; repeatable."),
-    ] = None,
-    kernels: Annotated[
-        bool,
-        typer.Option("--kernels", help="Check and time the W12 product on this GPU instead."),
-    ] = False,
-    model: Annotated[
-        str, typer.Option("--model", help="With --kernels: the model whose shapes are tried.")
-    ] = "Qwen3.8-27B",
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune", help="With --kernels: store which way is fastest for each shape, too."
-        ),
-    ] = False,
+    require: Require = None,
+    kernels: Kernels = False,
+    model: Model = "Qwen3.8-27B",
+    tune: Tune = False,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
@@ -60,21 +63,25 @@ def doctor(
 
         specpilot doctor --kernels
     """
-    from specpilot_cli.doctor.checks import missing_for, run_checks
-    from specpilot_cli.errors import InputError, MachineError
-    from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.settings import KNOWN_VARIABLES, read_config
+    from specpilot_cli.errors import InputError
 
     options.check_output(output, force)
     if kernels:
         _finish_kernels(model, tune, as_json, output, force, quiet)
     if tune:
         raise InputError("--tune goes with --kernels", where="--tune")
+    _show_checks([item.value for item in require or []], as_json, output, force)
+
+
+def _show_checks(required: list[str], as_json: bool, output: Path | None, force: bool) -> None:
+    from specpilot_cli.doctor.checks import missing_for, run_checks
+    from specpilot_cli.errors import MachineError
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.settings import KNOWN_VARIABLES, read_config
+
     checks = run_checks()
     files = read_config(os.environ, Path.cwd())
-    required = [item.value for item in require or []]
     missing = missing_for(checks, required)
-
     envelope = build_envelope(
         "doctor",
         {

@@ -2,7 +2,7 @@
 
 python -m pytest tests/gpu -m gpu
 compute-sanitizer python -m pytest tests/gpu -m gpu -k "codec and (normal or odd or kind)"
-compute-sanitizer python -m pytest tests/gpu/test_w12_linear.py -m gpu -k "content and -33-"
+compute-sanitizer python -m pytest tests/gpu/test_w12_linear.py -m gpu -k "every_element and -33-"
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from specpilot_cli.doctor.kernels import check_kernels
 from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.main import main
 from specpilot_cli.ui import SilentReporter
 from specpilot_kernels.w12 import gemm, plans, selfcheck, tune
 from specpilot_kernels.w12.plans import Plan
@@ -86,3 +87,17 @@ def test_a_plan_follows_from_measurements() -> None:
     assert tune.choose(always, times) == Plan(64, 192)
     assert tune.choose({**always, 48: 0.9}, {}) == Plan(32, 64)
     assert tune.choose({8: 0.8}, {128: (2.0, 1.0)}) == Plan(0, 64)
+
+
+@pytest.mark.parametrize(("wrong", "code"), [(None, 0), ((6144, 4096), 1)], ids=["right", "wrong"])
+def test_the_command_prints_every_projection(
+    gpu: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    wrong: tuple[int, int] | None,
+    code: int,
+) -> None:
+    gpu(wrong=wrong)
+    assert main(["doctor", "--kernels", "--model", MODEL]) == code
+    out = capsys.readouterr().out
+    assert "gate_up\t28672 x 4096\tright\t1.50x" in out
+    assert ("attn_qkv: 3 results are wrong" in out) == (code == 1)
