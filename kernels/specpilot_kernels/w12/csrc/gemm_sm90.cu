@@ -425,9 +425,9 @@ struct Escape {
   __device__ int channel() const { return low >> 6 & 127; }
   __device__ int unit() const { return __funnelshift_r(low, high, 21) & 0x7FFFFFF; }
   __device__ float weight() const { return from_bf16(high >> 16); }
-  __device__ float placeholder() const {  // 2^(lo - 127), or the midpoint of the view
-    const u32 bits = (low >> 13 & 255) << 23;
-    return VIEW_ONLY ? __uint_as_float(bits) * 1.0625f : __uint_as_float(bits);
+  __device__ float placeholder() const {  // 2^(lo - 127), or the midpoint of the view; 0 for lo 0
+    const float unit = __uint_as_float((low >> 13 & 255) << 23);
+    return VIEW_ONLY ? unit * 1.0625f : unit;
   }
 };
 
