@@ -2,15 +2,20 @@
 
 python -m pytest tests/gpu -m gpu
 compute-sanitizer python -m pytest tests/gpu -m gpu -k "codec and (normal or odd or kind)"
+compute-sanitizer python -m pytest tests/gpu/test_w12_linear.py -m gpu -k "every_element and -33-"
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `w12_cases`
 
 Bits = npt.NDArray[np.uint16]
 

@@ -1,7 +1,9 @@
-"""The CUDA modules of the W12 codec; see `registry`."""
+"""The CUDA modules of the W12 codec and product; see `registry`."""
 
 from __future__ import annotations
 
+import struct
+from functools import cache
 from typing import Final
 
 from specpilot_kernels.registry import Entry, KernelModule
@@ -70,3 +72,72 @@ DECODER: Final = KernelModule(
     architectures=ARCHITECTURES,
     macros=(("W12_LAYOUT", layout.LAYOUT),),
 )
+
+GEMM_ROWS: Final = (8, 16, 32, 48, 64)
+"""Variants of the GEMM, by the most rows of x that they take."""
+
+GEMM_SM90_THREADS: Final = 320
+GEMM_SM90_PARAMS: Final = "@9Pq9i4x"
+"""`struct Params` of the kernel, padded to a multiple of its alignment."""
+
+_SM90_SHARED_BYTES: Final = 112 * 1024
+"""Two CTAs share the 228 KB of an SM; each needs 1 KB besides, and 1 KB for static variables."""
+_SM90_REGISTERS: Final = 96
+_SM90_SLOTS: Final = {48: 96, 64: 48}
+
+
+def gemm_sm90_slots(rows: int) -> int:
+    """Channels of a tile whose corrections have a place in shared memory."""
+    return _SM90_SLOTS.get(rows, layout.RECORD_ROWS)
+
+
+def gemm_sm90_stages(rows: int, *, view_only: bool) -> int:
+    """Stages of the ring: as many as fit beside the places for corrections."""
+    left = _SM90_SHARED_BYTES - 4 * gemm_sm90_slots(rows) * rows
+    return left // _sm90_stage_bytes(rows, view_only)
+
+
+def gemm_sm90_shared_bytes(rows: int, *, view_only: bool) -> int:
+    """Dynamic shared memory of a CTA."""
+    ring = gemm_sm90_stages(rows, view_only=view_only) * _sm90_stage_bytes(rows, view_only)
+    return ring + 4 * gemm_sm90_slots(rows) * rows
+
+
+def _sm90_stage_bytes(rows: int, view_only: bool) -> int:
+    fetched = layout.VIEW_BYTES if view_only else layout.RECORD_BYTES
+    return fetched + 2 * layout.RECORD_COLS * rows
+
+
+@cache
+def gemm_sm90(rows: int, *, view_only: bool = False, stream_only: bool = False) -> KernelModule:
+    """The Hopper GEMM for up to `rows` rows, one of `GEMM_ROWS`.
+
+    view_only: reads the 8-bit view of each record alone. stream_only: moves the same bytes and
+    multiplies nothing; for benchmarks.
+    """
+    kind = ("_view" if view_only else "") + ("_stream" if stream_only else "")
+    return KernelModule(
+        name=f"w12_gemm_sm90{kind}_{rows}",
+        source="w12/csrc/gemm_sm90.cu",
+        entries=(
+            Entry("w12_gemm", f"128s{struct.calcsize(GEMM_SM90_PARAMS)}s", _SM90_REGISTERS),
+        ),
+        architectures=("sm_90a",),
+        macros=(
+            ("COLS", rows),
+            ("STAGES", gemm_sm90_stages(rows, view_only=view_only)),
+            ("SLOTS", gemm_sm90_slots(rows)),
+            ("VIEW_ONLY", int(view_only)),
+            ("STREAM_ONLY", int(stream_only)),
+        ),
+    )
+
+
+def gemm_sm90_modules() -> tuple[KernelModule, ...]:
+    """Every variant of the Hopper GEMM."""
+    kinds = ((False, False), (True, False), (False, True))
+    return tuple(
+        gemm_sm90(rows, view_only=view, stream_only=stream)
+        for view, stream in kinds
+        for rows in GEMM_ROWS
+    )
