@@ -55,5 +55,5 @@ def all_modules() -> tuple[KernelModule, ...]:
     """Return every module of the package; imports neither torch nor CUDA."""
     from specpilot_kernels.w12 import modules as w12
 
-    gemm = (w12.gemm_mma(c, view_only=v) for c in w12.GEMM_MMA_STAGES for v in (False, True))
+    gemm = (w12.gemm_mma(c, view_only=v) for c in w12.GEMM_MMA_COLS for v in (False, True))
     return (w12.ENCODER, w12.DECODER, *gemm)

@@ -19,7 +19,7 @@ import torch
 from specpilot_kernels import launch
 from specpilot_kernels.w12 import layout, modules
 
-MAX_ROWS: Final = max(modules.GEMM_MMA_STAGES)
+MAX_ROWS: Final = max(modules.GEMM_MMA_COLS)
 
 _MOST_SEGMENTS: Final = 8
 """CTAs that may share one tile: each leaves partial sums, which one CTA must read again."""
@@ -80,7 +80,7 @@ def allocate_workspace(device: torch.device | int, *weights: GemmWeight) -> Work
 
 def warm_mma(device: int, *, view_only: bool = False) -> None:
     """Compile and load the kernels for every number of rows; errors as in `launch.prepare`."""
-    for cols in modules.GEMM_MMA_STAGES:
+    for cols in modules.GEMM_MMA_COLS:
         for dependent in (False, True):
             _launcher(device, cols, view_only, dependent)
 
@@ -113,7 +113,7 @@ def launch_mma(
     tiles, blocks = weight.records.shape[:2]
     device = x.device.index
     workers = split(tiles, blocks, _multiprocessors(device))
-    cols = next(cols for cols in modules.GEMM_MMA_STAGES if rows <= cols)
+    cols = next(cols for cols in modules.GEMM_MMA_COLS if rows <= cols)
     _check_workspace(workspace, tiles, 2 * workers * _partial_floats(cols))
     params = modules.GEMM_MMA_PARAMS.pack(
         weight.records.data_ptr(), weight.scale.data_ptr(), weight.escape_ptr.data_ptr(),
@@ -160,9 +160,7 @@ def _readable(x: torch.Tensor) -> bool:
     )
 
 
-def _check(
-    weight: GemmWeight, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None
-) -> None:
+def _check(weight: GemmWeight, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
     inputs, outputs = weight.in_features, weight.out_features
     if not inputs or not outputs:
         raise ValueError(f"the weight is empty: {[outputs, inputs]}")

@@ -53,15 +53,15 @@ GEMM_MMA_PARAMS: Final = struct.Struct("@9P2q6i")
 """`Params` of the portable GEMM, field by field."""
 
 GEMM_MMA_THREADS: Final = 288
-GEMM_MMA_STAGES: Final = {8: 7, 16: 6, 32: 5, 48: 4, 64: 3}
-"""Rows of x that a portable GEMM kernel is compiled for -> stages of its ring.
+GEMM_MMA_COLS: Final = (8, 16, 32, 48, 64)
+"""Rows of x that portable GEMM kernels are compiled for."""
 
-As many as fit, with the table of sums, into the 99 KB that a block has on sm_86, sm_89 and sm_120.
-"""
+_GEMM_MMA_SHARED: Final = 99 * 1024 - 128
+"""What a block has on sm_86, sm_89 and sm_120, less the kernel's few static bytes."""
 
 
 def gemm_mma(cols: int, *, view_only: bool = False) -> KernelModule:
-    """Return the portable GEMM for up to `cols` rows of x, a key of GEMM_MMA_STAGES.
+    """Return the portable GEMM for up to `cols` rows of x, one of GEMM_MMA_COLS.
 
     view_only: the variant that reads only the 8-bit view of each record.
     """
@@ -71,14 +71,25 @@ def gemm_mma(cols: int, *, view_only: bool = False) -> KernelModule:
         entries=(Entry("w12_gemm_mma", f"{GEMM_MMA_PARAMS.size}s", 224),),
         architectures=ARCHITECTURES,
         macros=(
-            ("COLS", cols), ("STAGES", GEMM_MMA_STAGES[cols]), ("VIEW_ONLY", int(view_only)),
+            ("COLS", cols),
+            ("STAGES", _gemm_mma_ring(cols, view_only)[0]),
+            ("VIEW_ONLY", int(view_only)),
         ),
-    )  # fmt: skip
+    )
 
 
 def gemm_mma_shared_bytes(cols: int, *, view_only: bool = False) -> int:
-    """Return the dynamic shared memory of `gemm_mma(cols)`: its ring and its table of sums."""
+    """Return the dynamic shared memory of `gemm_mma(cols)`: its table of sums and its ring."""
+    stages, stage_bytes = _gemm_mma_ring(cols, view_only)
+    return _gemm_mma_sums(cols) + stages * stage_bytes
+
+
+def _gemm_mma_ring(cols: int, view_only: bool) -> tuple[int, int]:
+    """As many stages as fit beside the table of sums, and the bytes of one."""
     record = layout.VIEW_BYTES if view_only else layout.RECORD_BYTES
-    inputs = cols * layout.RECORD_COLS * 2
-    sums = layout.RECORD_ROWS * cols * 4
-    return GEMM_MMA_STAGES[cols] * (record + inputs) + sums
+    stage_bytes = record + layout.RECORD_COLS * cols * 2
+    return (_GEMM_MMA_SHARED - _gemm_mma_sums(cols)) // stage_bytes, stage_bytes
+
+
+def _gemm_mma_sums(cols: int) -> int:
+    return layout.RECORD_ROWS * cols * 4
