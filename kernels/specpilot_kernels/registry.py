@@ -56,4 +56,4 @@ def all_modules() -> tuple[KernelModule, ...]:
     """Return every module of the package; imports neither torch nor CUDA."""
     from specpilot_kernels.w12 import modules as w12
 
-    return (w12.ENCODER, w12.DECODER, *w12.gemm_sm90_modules())
+    return (w12.ENCODER, w12.DECODER, *w12.gemm_sm90_modules(), *w12.gemm_mma_modules())
