@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from specpilot_kernels.w12 import codec, gemm_reference
-
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
-gemm_mma = pytest.importorskip("specpilot_kernels.w12.gemm_mma")
+
+from specpilot_kernels.w12 import gemm_mma, reference_gemm  # noqa: E402
+from specpilot_kernels.w12.gemm import MAX_ROWS  # noqa: E402
+from specpilot_kernels.w12.weight import W12Weight  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -29,39 +30,19 @@ CUBLAS_RATIO = 1.1
 
 @dataclass(frozen=True)
 class Weight:
-    """One matrix on the GPU as the kernel reads it, and the same weights as numbers."""
+    """One matrix on the GPU, and float64 of what the two passes multiply by."""
 
-    bits: Bits
-    records: torch.Tensor
-    scale: torch.Tensor
-    escape_ptr: torch.Tensor
-    escapes: torch.Tensor
+    w12: W12Weight
     exact: torch.Tensor
     viewed: torch.Tensor
 
-    @property
-    def out_features(self) -> int:
-        return self.bits.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        return self.bits.shape[1]
-
 
 def make_weight(bits: Bits) -> Weight:
-    encoded = codec.encode(bits)
-    parts = gemm_reference.gemm_parts(encoded)
-    return Weight(
-        bits,
-        *(
-            torch.from_numpy(array).cuda()
-            for array in (
-                encoded.records, parts.scale, parts.escape_ptr, parts.escapes.view(np.int64),
-                gemm_reference.weights(encoded),
-                gemm_reference.weights(encoded, view_only=True),
-            )
-        ),
-    )  # fmt: skip
+    w12 = W12Weight.from_bits(
+        torch.from_numpy(bits.view(np.int16)).cuda(), max_escape_ratio=1.0
+    )
+    exact, viewed = (reference_gemm.weights(w12, view_only=v).double() for v in (False, True))
+    return Weight(w12, exact, viewed)
 
 
 def bf16_bits(values: npt.NDArray[np.float64]) -> Bits:
@@ -81,13 +62,13 @@ def inputs(rows: int, cols: int, *, seed: int = 5) -> torch.Tensor:
 
 def multiply(weight: Weight, x: torch.Tensor, **options: object) -> torch.Tensor:
     """Run the kernel in a poisoned workspace and a poisoned output; check what it must leave."""
-    workspace = gemm_mma.allocate_workspace(0, weight)
-    workspace.partials.fill_(float("nan"))
-    rows, outputs = x.shape[0], weight.out_features
+    scratch = gemm_mma.workspaces.of_current_stream(torch.cuda.current_device())
+    scratch.partials.fill_(float("nan"))
+    rows, outputs = x.shape[0], weight.w12.out_features
     guarded = poisoned(rows + 1, outputs + 3)
     y = guarded[:rows, :outputs]
-    gemm_mma.launch_mma(weight, x, y, workspace=workspace, **options)
-    assert not workspace.arrivals.any()
+    gemm_mma.gemm(x, weight.w12, options.pop("bias", None), y, **options)
+    assert not scratch.arrivals.any()
     around = guarded.view(torch.int16)
     assert (around[rows:] == POISON).all()
     assert (around[:, outputs:] == POISON).all()
@@ -195,8 +176,8 @@ ADVERSARIAL: dict[str, Callable[[np.random.Generator], Bits]] = {
 @pytest.mark.parametrize("content", ADVERSARIAL)
 def test_adversarial_weights_are_exact(content: str, rows: int) -> None:
     weight = make_weight(ADVERSARIAL[content](np.random.default_rng(2)))
-    assert weight.escapes.numel() > weight.bits.size // 50
-    x = inputs(rows, weight.in_features)
+    assert weight.w12.escape_count > weight.exact.numel() // 50
+    x = inputs(rows, weight.w12.in_features)
     assert_accurate(multiply(weight, x), x, weight.exact)
 
 
@@ -205,7 +186,7 @@ def test_adversarial_weights_are_exact(content: str, rows: int) -> None:
 def test_view_uses_midpoints_and_exact_escapes(content: str, rows: int) -> None:
     rng = np.random.default_rng(3)
     weight = make_weight(ADVERSARIAL.get(content, lambda r: normal(r, 390, 2000))(rng))
-    x = inputs(rows, weight.in_features)
+    x = inputs(rows, weight.w12.in_features)
     assert_accurate(multiply(weight, x, view_only=True), x, weight.viewed)
 
 
@@ -235,9 +216,9 @@ def test_a_row_has_the_same_bits_in_every_batch(shape: tuple[int, int], view_onl
     bits = normal(np.random.default_rng(6), *shape)
     bits[:, 5] = 0
     weight = make_weight(bits)
-    x = inputs(gemm_mma.MAX_ROWS, shape[1])
+    x = inputs(MAX_ROWS, shape[1])
     whole = bits_of(multiply(weight, x, view_only=view_only))
-    for rows in range(1, gemm_mma.MAX_ROWS):
+    for rows in range(1, MAX_ROWS):
         part = bits_of(multiply(weight, x[:rows], view_only=view_only))
         assert np.array_equal(part, whole[:rows]), rows
     last = bits_of(multiply(weight, x[-3:], view_only=view_only))
@@ -249,27 +230,25 @@ def test_many_launches_in_one_workspace_give_equal_bits(dependent: bool) -> None
     """A chain of layers, each reading what the one before has just written."""
     rng = np.random.default_rng(7)
     up, down = make_weight(normal(rng, 3000, 512)), make_weight(normal(rng, 512, 3000))
-    workspace = gemm_mma.allocate_workspace(0, up, down)
     x = inputs(24, 512)
     expected = [bits_of(multiply(up, x))]
     hidden = torch.from_numpy(expected[0]).cuda().view(torch.bfloat16)
     expected.append(bits_of(multiply(down, hidden)))
     for _ in range(50):
         hidden, out = poisoned(24, 3000), poisoned(24, 512)
-        gemm_mma.launch_mma(up, x, hidden, workspace=workspace, dependent=dependent)
-        gemm_mma.launch_mma(down, hidden, out, workspace=workspace, dependent=dependent)
+        gemm_mma.gemm(x, up.w12, None, hidden, dependent=dependent)
+        gemm_mma.gemm(hidden, down.w12, None, out, dependent=dependent)
         assert np.array_equal(bits_of(hidden), expected[0])
         assert np.array_equal(bits_of(out), expected[1])
 
 
 def test_a_captured_graph_reads_new_inputs() -> None:
     weight = make_weight(normal(np.random.default_rng(8), 640, 2048))
-    workspace = gemm_mma.allocate_workspace(0, weight)
-    gemm_mma.warm_mma(0)
+    gemm_mma.warm(torch.cuda.current_device())
     x, y = inputs(8, 2048), poisoned(8, 640)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        gemm_mma.launch_mma(weight, x, y, workspace=workspace)
+        gemm_mma.gemm(x, weight.w12, None, y)
     for seed in (1, 2, 3):
         x.copy_(inputs(8, 2048, seed=seed))
         y.fill_(float("nan"))
@@ -277,30 +256,7 @@ def test_a_captured_graph_reads_new_inputs() -> None:
         assert np.array_equal(bits_of(y), bits_of(multiply(weight, x)))
 
 
-def test_rows_that_are_not_aligned_are_refused_or_copied() -> None:
+def test_rows_that_are_not_aligned_are_copied() -> None:
     weight = make_weight(normal(np.random.default_rng(9), 100, 333))
     x = torch.randn(6, 333, device="cuda").bfloat16()
-    workspace = gemm_mma.allocate_workspace(0, weight)
-    with pytest.raises(ValueError, match="16-byte aligned"):
-        gemm_mma.launch_mma(weight, x, poisoned(6, 100), workspace=workspace)
-    copy = gemm_mma.aligned_rows(x)
-    assert gemm_mma.aligned_rows(copy) is copy
-    assert_accurate(multiply(weight, copy), x, weight.exact)
-
-
-def test_tensors_that_do_not_fit_are_refused() -> None:
-    weight = make_weight(normal(np.random.default_rng(10), 100, 64))
-    x, y = inputs(4, 64), poisoned(4, 100)
-    workspace = gemm_mma.allocate_workspace(0, weight)
-    small = gemm_mma.Workspace(workspace.partials[:10], workspace.arrivals)
-    for message, arguments in {
-        "x is": (inputs(4, 56), y, workspace),
-        "x is \\[65": (inputs(65, 64), poisoned(65, 100), workspace),
-        "y is": (x, poisoned(4, 101), workspace),
-        "float32": (x.float(), y, workspace),
-        "cpu": (x.cpu(), y, workspace),
-        "workspace": (x, y, small),
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            gemm_mma.launch_mma(weight, *arguments[:2], workspace=arguments[2])
-    assert (y.view(torch.int16) == POISON).all()
+    assert_accurate(multiply(weight, x), x, weight.exact)

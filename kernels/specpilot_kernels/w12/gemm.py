@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from specpilot_kernels import launch
-from specpilot_kernels.build import UnsupportedGpu
-from specpilot_kernels.w12 import gemm_sm90, modules
+from specpilot_kernels import build, launch
+from specpilot_kernels.w12 import gemm_mma, gemm_sm90, modules
 from specpilot_kernels.w12.weight import W12Weight
 from specpilot_kernels.w12.workspace import NotWarmed
 
@@ -25,7 +24,7 @@ MAX_ROWS = max(modules.GEMM_ROWS)
 
 
 class Kernel(Protocol):
-    """What a module with a GEMM offers; as in `gemm_sm90`."""
+    """What a module with a GEMM offers: `gemm_sm90`, `gemm_mma`."""
 
     def gemm(
         self, x: torch.Tensor, weight: W12Weight, bias: torch.Tensor | None, out: torch.Tensor,
@@ -96,14 +95,12 @@ def gpu_name() -> str:
 
 @cache
 def kernel(device: int) -> Kernel:
-    """The kernel for a device, by its compute capability; UnsupportedGpu if there is none."""
+    """The kernel for a device: Hopper's own, else the portable one; UnsupportedGpu before 8.0."""
     capability = launch.capability(device)
     if capability == gemm_sm90.CAPABILITY:
         return gemm_sm90
-    raise UnsupportedGpu(
-        f"no W12 GEMM for compute capability {capability[0]}.{capability[1]} "
-        f"({torch.cuda.get_device_name(device)}); there is one for Hopper, 9.0"
-    )
+    build.architecture_for(modules.gemm_mma(MAX_ROWS), capability)
+    return gemm_mma
 
 
 def check(x: torch.Tensor, weight: W12Weight, bias: torch.Tensor | None) -> None:

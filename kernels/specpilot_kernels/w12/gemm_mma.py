@@ -1,25 +1,20 @@
-"""Launch the portable W12 GEMM (`csrc/gemm_mma.cu`): y = x @ weight.T (+ bias), 1 to 64 rows.
-
-    workspace = allocate_workspace(device, weight)        # once; serves one stream at a time
-    launch_mma(weight, x, y, workspace=workspace)
-
-The launch never synchronises and may be captured in a CUDA graph once `warm_mma` has run. The
-result is the same bits from run to run, and a row's result does not depend on the other rows.
-Weights are exact, escapes included; sums are float32 in the tensor cores' order.
-"""
+"""Launch of `csrc/gemm_mma.cu`, the W12 product for every GPU since sm_80."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
-from specpilot_kernels import launch
-from specpilot_kernels.w12 import layout, modules
+from specpilot_kernels import build, launch
+from specpilot_kernels.w12 import inputs, layout, modules, workspace
+from specpilot_kernels.w12.weight import W12Weight
 
-MAX_ROWS: Final = max(modules.GEMM_MMA_COLS)
+_FIRST_DEPENDENT: Final = (9, 0)
+"""Programmatic dependent launch exists since this compute capability."""
 
 _MOST_SEGMENTS: Final = 8
 """CTAs that may share one tile: each leaves partial sums, which one CTA must read again."""
@@ -27,111 +22,80 @@ _MOST_SEGMENTS: Final = 8
 _JOIN_UNITS: Final = 3
 """What leaving and adding up partial sums costs, in units of streaming; an estimate."""
 
+_MOST_TILES: Final = 1 << 16
 
-class GemmWeight(Protocol):
-    """What the GEMM kernels read of one weight matrix [out_features, in_features], on one GPU.
-
-    With tiles = ceil(out / 128), blocks = ceil(in / 64) and units = tiles x blocks, unit t * blocks
-    + b being record [t, b]:
-
-    records: uint8 [tiles, blocks, 12288], layout 1, 16-byte aligned.
-    scale: float32 [tiles * 128], 2^(lo - 112) for a channel with window lo; 0 where lo is 0 and
-        beyond out_features.
-    escape_ptr: int32 [units + 1]; unit u owns escapes ptr[u] .. ptr[u + 1].
-    escapes: int64, by unit, channel, column; fields as in `Escape` of `csrc/gemm.cuh`. Channels
-        with lo = 0 have all their weights but zeros here.
-    """
-
-    @property
-    def records(self) -> torch.Tensor: ...
-    @property
-    def scale(self) -> torch.Tensor: ...
-    @property
-    def escape_ptr(self) -> torch.Tensor: ...
-    @property
-    def escapes(self) -> torch.Tensor: ...
-    @property
-    def out_features(self) -> int: ...
-    @property
-    def in_features(self) -> int: ...
+_pack = struct.Struct(modules.GEMM_MMA_PARAMS).pack
+_launchers: dict[tuple[int, int, bool, bool], launch.Launcher] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Scratch memory of launches that follow each other on a stream.
+    """Where the CTAs that share a tile meet; 9 MB with 132 SMs.
 
-    partials: float32 [CTAs * 2 * 128 * MAX_ROWS], in any state.
-    arrivals: int32 [tiles], zero; every launch leaves it zero.
+    partials: float32 [2 x SMs x 128 x 64], in any state. arrivals: int32 [65536], one a tile, zero
+    between launches.
     """
 
     partials: torch.Tensor
     arrivals: torch.Tensor
 
 
-def allocate_workspace(device: torch.device | int, *weights: GemmWeight) -> Workspace:
-    """Make a workspace that is large enough for any of `weights`."""
-    tiles = max((weight.records.shape[0] for weight in weights), default=0)
-    partials = 2 * _multiprocessors(torch.device(device).index or 0) * _partial_floats(MAX_ROWS)
+def _allocate(device: int) -> Workspace:
+    sums = 2 * workspace.multiprocessors(device) * layout.RECORD_ROWS * max(modules.GEMM_ROWS)
+    place = torch.device("cuda", device)
     return Workspace(
-        torch.empty(partials, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
+        torch.empty(sums, dtype=torch.float32, device=place),
+        torch.zeros(_MOST_TILES, dtype=torch.int32, device=place),
     )
 
 
-def warm_mma(device: int, *, view_only: bool = False) -> None:
-    """Compile and load the kernels for every number of rows; errors as in `launch.prepare`."""
-    for cols in modules.GEMM_MMA_COLS:
-        for dependent in (False, True):
-            _launcher(device, cols, view_only, dependent)
+workspaces = workspace.Pool(_allocate)
 
 
-def launch_mma(
-    weight: GemmWeight,
+def gemm(
     x: torch.Tensor,
-    y: torch.Tensor,
+    weight: W12Weight,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
     *,
-    workspace: Workspace,
-    bias: torch.Tensor | None = None,
     view_only: bool = False,
-    dependent: bool = False,
+    dependent: bool = True,
 ) -> None:
-    """Write x @ weight.T + bias to `y` on torch's current stream of x's device.
+    """Write x [rows, in_features] times the weight, plus bias, to `out` [rows, out_features].
 
-    x: bfloat16 [rows, in_features], 1 <= rows <= MAX_ROWS, columns adjacent, every row 16-byte
-        aligned (`aligned_rows` copies one that is not).
-    y: bfloat16 [rows, out_features], columns adjacent; nothing beyond it is written.
-    bias: bfloat16 [out_features], contiguous, or None.
-    view_only: use only the 8-bit view of each record, dropped mantissa bits at their midpoint;
-        escapes stay exact.
-    dependent: programmatic dependent launch (see `launch.Options`), the first weights travel
-        while the kernel ahead still runs; without effect on GPUs before sm_90.
-
-    ValueError for tensors that do not fit each other, the kernel or the workspace.
+    1 to 64 rows. All tensors bfloat16 on the weight's device, which must be current, the last
+    dimension contiguous; see `gemm.gemm`, which checks. dependent: without effect before sm_90.
+    ValueError for more than 8 million output channels.
     """
-    rows = x.shape[0]
-    _check(weight, x, y, bias)
-    tiles, blocks = weight.records.shape[:2]
-    device = x.device.index
-    workers = split(tiles, blocks, _multiprocessors(device))
-    cols = next(cols for cols in modules.GEMM_MMA_COLS if rows <= cols)
-    _check_workspace(workspace, tiles, 2 * workers * _partial_floats(cols))
-    params = modules.GEMM_MMA_PARAMS.pack(
-        weight.records.data_ptr(), weight.scale.data_ptr(), weight.escape_ptr.data_ptr(),
-        weight.escapes.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        y.data_ptr(), workspace.partials.data_ptr(), workspace.arrivals.data_ptr(),
-        x.stride(0), y.stride(0), rows, weight.in_features, weight.out_features, blocks,
-        *divmod(tiles * blocks, workers),
+    rows, index = x.shape[0], x.device.index
+    x = inputs.aligned(x)
+    size = next(size for size in modules.GEMM_ROWS if size >= rows)
+    launcher = _launcher(index, size, view_only, dependent)
+    scratch = workspaces.of_current_stream(index)
+    tiles, blocks, _ = weight.records.shape
+    if tiles > _MOST_TILES:
+        raise ValueError(f"the portable W12 GEMM takes {_MOST_TILES * layout.RECORD_ROWS} channels")
+    workers = split(tiles, blocks, workspace.multiprocessors(index))
+    launcher(
+        (workers, 1, 1),
+        _pack(
+            weight.records.data_ptr(), weight.scale.data_ptr(), weight.escape_ptr.data_ptr(),
+            weight.escapes.data_ptr(), x.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            out.data_ptr(), scratch.partials.data_ptr(), scratch.arrivals.data_ptr(),
+            x.stride(0), out.stride(0), rows, x.shape[1], out.shape[1], blocks,
+            *divmod(tiles * blocks, workers),
+        ),
     )  # fmt: skip
-    _launcher(device, cols, view_only, dependent)((workers, 1, 1), params)
 
 
-def aligned_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` bfloat16 [rows, in] if the kernel can read it, else a copy with longer rows."""
-    if _readable(x):
-        return x
-    rows, cols = x.shape
-    padded = torch.empty((rows, -(-cols // 8) * 8), dtype=x.dtype, device=x.device)
-    return padded[:, :cols].copy_(x)
+def warm(device: int, *, view_only: bool = False) -> None:
+    """Compile and load every variant, so that `gemm` may be captured; see `workspace`."""
+    variants = [modules.gemm_mma(rows, view_only=view_only) for rows in modules.GEMM_ROWS]
+    build.build_all(variants, launch.capability(device))
+    for rows in modules.GEMM_ROWS:
+        for dependent in (False, True):
+            _launcher(device, rows, view_only, dependent)
+    workspaces.warm(device)
 
 
 @cache
@@ -151,61 +115,18 @@ def split(tiles: int, blocks: int, multiprocessors: int) -> int:
     return most
 
 
-def _readable(x: torch.Tensor) -> bool:
-    """Whether columns are adjacent and every row begins at a multiple of 16 bytes."""
-    return (
-        x.stride(1) == 1
-        and x.data_ptr() % 16 == 0
-        and (x.shape[0] == 1 or (x.stride(0) % 8 == 0 and x.stride(0) > 0))
-    )
-
-
-def _check(weight: GemmWeight, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None) -> None:
-    inputs, outputs = weight.in_features, weight.out_features
-    if not inputs or not outputs:
-        raise ValueError(f"the weight is empty: {[outputs, inputs]}")
-    if x.dim() != 2 or x.shape[1] != inputs or not 1 <= x.shape[0] <= MAX_ROWS:
-        raise ValueError(f"x is {list(x.shape)}, expected [1 to {MAX_ROWS}, {inputs}]")
-    if y.shape != (x.shape[0], outputs) or y.stride(1) != 1:
-        raise ValueError(f"y is {list(y.shape)}, expected {[x.shape[0], outputs]}, rows whole")
-    if bias is not None and (bias.shape != (outputs,) or bias.stride(0) != 1):
-        raise ValueError(f"bias is {list(bias.shape)}, expected {[outputs]}, contiguous")
-    for name, tensor in (("x", x), ("y", y), ("bias", bias)):
-        if tensor is None:
-            continue
-        if tensor.dtype != torch.bfloat16:
-            raise ValueError(f"{name} is {tensor.dtype}, expected torch.bfloat16")
-        if tensor.device != weight.records.device or not tensor.is_cuda:
-            raise ValueError(f"{name} is on {tensor.device}, weight on {weight.records.device}")
-    if not _readable(x):
-        raise ValueError("x has rows that are not 16-byte aligned; see aligned_rows")
-
-
-def _check_workspace(workspace: Workspace, tiles: int, floats: int) -> None:
-    if workspace.arrivals.numel() < tiles or workspace.partials.numel() < floats:
-        raise ValueError(
-            f"the workspace has {workspace.arrivals.numel()} arrivals and "
-            f"{workspace.partials.numel()} partial sums, this launch needs {tiles} and {floats}"
-        )
-
-
-def _partial_floats(cols: int) -> int:
-    """Partial sums of one segment."""
-    return layout.RECORD_ROWS * cols
-
-
-@cache
-def _launcher(device: int, cols: int, view_only: bool, dependent: bool) -> launch.Launcher:
+def _launcher(device: int, rows: int, view_only: bool, dependent: bool) -> launch.Launcher:
+    key = (device, rows, view_only, dependent)
+    found = _launchers.get(key)
+    if found is not None:
+        return found
+    workspace.refuse_in_capture()
     options = launch.Options(
-        shared_bytes=modules.gemm_mma_shared_bytes(cols, view_only=view_only),
-        dependent=dependent and launch.capability(device) >= (9, 0),
+        shared_bytes=modules.gemm_mma_shared_bytes(rows, view_only=view_only),
+        dependent=dependent and launch.capability(device) >= _FIRST_DEPENDENT,
     )
-    return launch.prepare(
-        modules.gemm_mma(cols, view_only=view_only), "w12_gemm_mma",
+    _launchers[key] = launch.prepare(
+        modules.gemm_mma(rows, view_only=view_only), "w12_gemm_mma",
         block=(modules.GEMM_MMA_THREADS, 1, 1), device=device, options=options,
     )  # fmt: skip
-
-
-@cache
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return _launchers[key]

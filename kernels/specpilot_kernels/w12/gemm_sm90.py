@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -12,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from specpilot_kernels import build, launch
-from specpilot_kernels.w12 import layout, modules, workspace
+from specpilot_kernels.w12 import inputs, layout, modules, workspace
 from specpilot_kernels.w12.split import Split, split
 from specpilot_kernels.w12.weight import W12Weight
 
@@ -21,15 +20,18 @@ _MOST_MAPS: Final = 4096
 _MAP_BYTES: Final = 128
 _LINGER_CYCLES: Final = 4000
 """How long a CTA without work keeps its place, so that the next kernel's spread over all SMs."""
-_BUILD_THREADS: Final = 8
 _EMPTY: Final = -1
 """The word 0xFFFFFFFF, a NaN that no sum is: nothing has arrived here."""
 _SM_IDS: Final = 1024
 """Room for every value of %smid, which need not be dense."""
 
+ESCAPE_RING = False
+"""Which of two ways to read the list of escapes is used; see `csrc/gemm_sm90_escapes.cuh`. True
+is not yet measured; one of the two is deleted when it is."""
+
 _pack = struct.Struct(modules.GEMM_SM90_PARAMS).pack
 _split = cache(split)
-_launchers: dict[tuple[int, int, bool, bool, bool], launch.Launcher] = {}
+_launchers: dict[tuple[int, int, bool, bool, bool, bool], launch.Launcher] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,17 @@ def gemm(
     """
     rows, cols = x.shape
     index = x.device.index
-    if not _readable(x):
-        x = _padded(x)
+    x = inputs.aligned(x)
     columns = next(size for size in modules.GEMM_ROWS if size >= rows)
-    launcher = _launcher(index, columns, view_only, dependent, stream_only)
+    launcher = _launcher(
+        index, columns, view_only, dependent, stream_only, ESCAPE_RING and not stream_only
+    )
     scratch = workspaces.of_current_stream(index)
     tiles, blocks, _ = weight.records.shape
     sms = workspace.multiprocessors(index)
     shares: Split = _split(tiles, blocks, sms, workers=workers)
     grid = sms if dependent else shares.workers
-    pitch = x.stride(0) if rows > 1 else -(-cols // 8) * 8
+    pitch = x.stride(0) if rows > 1 else inputs.padded(cols)
     launcher(
         (grid, 1, 1),
         _tensor_map(x.data_ptr(), rows, cols, pitch, columns),
@@ -103,53 +106,38 @@ def gemm(
 
 def warm(device: int, *, view_only: bool = False) -> None:
     """Compile and load every variant, so that `gemm` may be captured; see `workspace`."""
-    variants = [modules.gemm_sm90(rows, view_only=view_only) for rows in modules.GEMM_ROWS]
-    architecture = build.architecture_for(variants[0], launch.capability(device))
-    with ThreadPoolExecutor(_BUILD_THREADS) as pool:
-        list(pool.map(lambda module: build.build(module, architecture), variants))
+    variants = [
+        modules.gemm_sm90(rows, view_only=view_only, escape_ring=ESCAPE_RING)
+        for rows in modules.GEMM_ROWS
+    ]
+    build.build_all(variants, launch.capability(device))
     for rows in modules.GEMM_ROWS:
         for dependent in (False, True):
-            _launcher(device, rows, view_only, dependent, False)
+            _launcher(device, rows, view_only, dependent, False, ESCAPE_RING)
     workspaces.warm(device)
 
 
 def _launcher(
-    device: int, rows: int, view_only: bool, dependent: bool, stream_only: bool
+    device: int, rows: int, view_only: bool, dependent: bool, stream_only: bool, escape_ring: bool
 ) -> launch.Launcher:
-    key = (device, rows, view_only, dependent, stream_only)
+    key = (device, rows, view_only, dependent, stream_only, escape_ring)
     found = _launchers.get(key)
     if found is not None:
         return found
-    if torch.cuda.is_current_stream_capturing():
-        raise workspace.NotWarmed(
-            "a CUDA graph is being captured, and the W12 kernels are not loaded: call "
-            "specpilot_kernels.w12.gemm.warm() before the capture"
-        )
+    workspace.refuse_in_capture()
     options = launch.Options(
         shared_bytes=modules.gemm_sm90_shared_bytes(rows, view_only=view_only),
         dependent=dependent,
         carveout=100,  # the ring is sized for two CTAs on an SM
     )
+    module = modules.gemm_sm90(
+        rows, view_only=view_only, stream_only=stream_only, escape_ring=escape_ring
+    )
     _launchers[key] = launch.prepare(
-        modules.gemm_sm90(rows, view_only=view_only, stream_only=stream_only), "w12_gemm",
+        module, "w12_gemm",
         block=(modules.GEMM_SM90_THREADS, 1, 1), device=device, options=options,
     )  # fmt: skip
     return _launchers[key]
-
-
-def _readable(x: torch.Tensor) -> bool:
-    """Whether a tensor map can describe x: 16-byte aligned rows that do not overlap."""
-    rows, cols = x.shape
-    pitch = x.stride(0)
-    aligned = x.data_ptr() % 16 == 0 and (rows == 1 or (pitch % 8 == 0 and pitch >= cols))
-    return aligned and (cols == 1 or x.stride(1) == 1)
-
-
-def _padded(x: torch.Tensor) -> torch.Tensor:
-    """A copy of x that a tensor map can describe."""
-    rows, cols = x.shape
-    copy = torch.empty((rows, -(-cols // 8) * 8), dtype=x.dtype, device=x.device)[:, :cols]
-    return copy.copy_(x)
 
 
 @lru_cache(maxsize=_MOST_MAPS)

@@ -32,6 +32,15 @@ class NotWarmed(RuntimeError):
     """A capture needs memory or code that must be prepared before it."""
 
 
+def refuse_in_capture() -> None:
+    """NotWarmed if the current stream is being captured: kernels cannot be loaded there."""
+    if torch.cuda.is_current_stream_capturing():
+        raise NotWarmed(
+            "a CUDA graph is being captured, and the W12 kernels are not loaded: call "
+            "specpilot_kernels.w12.gemm.warm() before the capture"
+        )
+
+
 class Pool(Generic[T]):
     """The workspaces of one kernel, on all devices and streams.
 

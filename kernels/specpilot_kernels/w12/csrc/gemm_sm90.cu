@@ -54,12 +54,6 @@
 
 // ---- producer ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 sm_index() {
-  u32 index;
-  asm volatile("mov.u32 %0, %smid;" : "=r"(index));
-  return index;
-}
-
 // Wait until no other CTA of this SM issues loads, or the previous kernel has ended.
 __device__ __forceinline__ void take_over(u32* issuing, const Signals& signals) {
   atomicAdd(issuing, 1);
@@ -69,8 +63,7 @@ __device__ __forceinline__ void take_over(u32* issuing, const Signals& signals) 
 
 __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
                         const Signals& signals, const Work& work) {
-  u64 policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const u64 policy = read_once_policy();
   const int total = work.total();
   const int ahead = min(total, STAGES);
   const auto load_record = [&](int i, int stage) {
@@ -222,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     }
     barrier_init(s.corrected, 1);
     barrier_init(s.taken_over, kConsumers / 32);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_visible();
   }
   __syncthreads();
   let_next_kernel_start();

@@ -16,11 +16,23 @@ __device__ __forceinline__ u32 keep(u32 value) {
   return value;
 }
 
+// Which multiprocessor we are on.
+__device__ __forceinline__ u32 sm_index() {
+  u32 index;
+  asm volatile("mov.u32 %0, %smid;" : "=r"(index));
+  return index;
+}
+
 // ---- barriers and bulk copies ------------------------------------------------------------------
 
 // Prepare a barrier that completes a phase after `arrivals` arrivals and all expected bytes.
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+// Make initialised barriers known to the copy engine.
+__device__ __forceinline__ void barriers_visible() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Arrive once and announce `bytes` that the copy engine will write in this phase.
@@ -56,8 +68,14 @@ __device__ __forceinline__ bool barrier_passed(u32 barrier, u32 parity) {
   return passed;
 }
 
-// Copy `bytes` of global memory to shared memory in the background; weights are read once, so L2
-// may drop them first.
+// A policy for data that is read once: L2 may drop it first.
+__device__ __forceinline__ u64 read_once_policy() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// Copy `bytes` of global memory to shared memory in the background.
 __device__ __forceinline__ void copy_weights(u32 target, const void* source, u32 bytes, u32 barrier,
                                              u64 policy) {
   asm volatile(

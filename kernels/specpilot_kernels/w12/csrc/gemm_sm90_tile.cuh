@@ -37,9 +37,7 @@ __device__ __forceinline__ void store_group(const Params& p, int tile, int group
     const int row = group * 8 + threadIdx.x % 4 * 2 + i % 2, channel = column + i / 2 * 8;
     if (row >= p.rows || channel >= p.channels) continue;
     const float bias = p.bias ? from_bf16(__ldg(p.bias + channel)) : 0.f;
-    u16 rounded;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(sums[i] + bias));
-    p.y[row * p.y_stride + channel] = rounded;
+    p.y[row * p.y_stride + channel] = to_bf16(sums[i] + bias);
   }
 }
 
