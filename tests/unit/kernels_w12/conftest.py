@@ -1,8 +1,9 @@
-"""Makes `w12_cases`, the weights of the GPU tests, importable: they are checked here, too."""
+"""Makes `w12_cases`, the weights of the GPU tests, and `emulated_cta` importable."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "gpu"))
+_HERE = Path(__file__).parent
+sys.path[:0] = [str(_HERE.parents[1] / "gpu"), str(_HERE)]

@@ -23,8 +23,8 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __shared__ static
-#define __align__(n) alignas(n)
+#define __shared__ static __attribute__((section("cta_statics")))
+#define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __CUDA_ARCH__ 900
@@ -33,6 +33,7 @@ using std::max;
 using std::min;
 
 struct Index { unsigned x, y, z; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -41,7 +42,8 @@ namespace emulator {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kStackBytes = 1 << 16;
 
-struct Copy { unsigned target; const void* source; unsigned bytes; };
+// Of `bytes` to `room` bytes of shared memory; the rest becomes zero.
+struct Copy { unsigned target; const void* source; unsigned bytes, room; };
 
 struct Thread {
   ucontext_t context;
@@ -59,6 +61,7 @@ inline ucontext_t scheduler;
 inline int current;
 inline std::mt19937 random_order;
 inline size_t shared_bytes;
+inline int thread_count;
 
 [[noreturn]] inline void fail(const char* what) {
   std::fprintf(stderr, "emulator: %s (thread %d)\n", what, current);
@@ -88,7 +91,8 @@ auto with_warp(const T& value, Read read) {
 }  // namespace emulator
 
 inline Index threadIdx, blockIdx;
-alignas(1024) inline unsigned char shared[1 << 17];
+alignas(1024) inline unsigned char shared[1 << 17];  // dynamic; static variables: cta_statics
+extern unsigned char __start_cta_statics[], __stop_cta_statics[];
 
 // ---- intrinsics --------------------------------------------------------------------------------
 
@@ -96,7 +100,9 @@ template <class T> T __ldg(const T* p) { return *p; }
 template <class T> T __ldcg(const T* p) { return *p; }
 template <class T> void __stcg(T* p, T value) { *p = value; }
 inline unsigned atomicAdd(unsigned* p, unsigned value) { return std::exchange(*p, *p + value); }
+inline unsigned atomicSub(unsigned* p, unsigned value) { return std::exchange(*p, *p - value); }
 inline void __threadfence() {}
+inline void __threadfence_block() {}
 
 template <class To, class From> To bits_as(From value) {
   To result;
@@ -114,6 +120,8 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned order) {
     result |= static_cast<unsigned>(bytes >> 8 * (order >> 4 * i & 7) & 255) << 8 * i;
   return result;
 }
+inline void __syncthreads() { emulator::meet(emulator::named[0], emulator::thread_count); }
+inline void __syncwarp() { emulator::meet(emulator::warps[emulator::current / 32], 32); }
 template <class T> T __shfl_sync(unsigned, T value, int lane) {
   return emulator::with_warp(value, [&](auto of) { return of(lane); });
 }
@@ -121,8 +129,11 @@ template <class T> T __shfl_sync(unsigned, T value, int lane) {
 // ---- helpers that are inline PTX in the kernel -------------------------------------------------
 
 inline void* at(unsigned address, unsigned bytes) {
-  if (address % bytes || address + bytes > emulator::shared_bytes) emulator::fail("bad address");
-  return shared + address;
+  unsigned char* p = shared + static_cast<int>(address);
+  const bool dynamic = address + bytes <= emulator::shared_bytes;
+  const bool known = p >= __start_cta_statics && p + bytes <= __stop_cta_statics;
+  if (address % bytes || !(dynamic || known)) emulator::fail("bad address");
+  return p;
 }
 inline unsigned shared_address(const void* p) {
   return static_cast<unsigned>(static_cast<const unsigned char*>(p) - shared);
@@ -144,11 +155,15 @@ inline unsigned short to_bf16(float value) {
   return static_cast<unsigned short>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-inline void copy16(unsigned target, const void* source, unsigned bytes) {
-  if (bytes > 16 || reinterpret_cast<uintptr_t>(source) % 16) emulator::fail("bad copy");
-  std::memset(at(target, 16), 0xFF, 16);
-  emulator::threads[emulator::current].open.push_back({target, source, bytes});
+inline void copy(unsigned target, const void* source, unsigned bytes, unsigned room) {
+  if (bytes > room || reinterpret_cast<uintptr_t>(source) % room) emulator::fail("bad copy");
+  std::memset(at(target, room), 0xFF, room);
+  emulator::threads[emulator::current].open.push_back({target, source, bytes, room});
 }
+inline void copy16(unsigned target, const void* source, unsigned bytes) {
+  copy(target, source, bytes, 16);
+}
+inline void copy8(unsigned target, const void* source) { copy(target, source, 8, 8); }
 inline void copies_commit() {
   auto& mine = emulator::threads[emulator::current];
   mine.pending.push_back(std::exchange(mine.open, {}));
@@ -157,8 +172,9 @@ template <int pending> void copies_wait() {
   auto& groups = emulator::threads[emulator::current].pending;
   while (static_cast<int>(groups.size()) > pending) {
     for (const auto& copy : groups.front()) {
-      std::memset(at(copy.target, 16), 0, 16);
-      std::memcpy(at(copy.target, 16), copy.source, copy.bytes);
+      void* target = at(copy.target, copy.room);
+      std::memset(target, 0, copy.room);
+      std::memcpy(target, copy.source, copy.bytes);
     }
     groups.erase(groups.begin());
   }
@@ -202,6 +218,7 @@ inline void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 namespace emulator {
 
 inline void (*kernel)();
+inline void (*between_warps)() = [] {};  // what the hardware does in the background
 
 inline void enter() {
   kernel();
@@ -212,8 +229,9 @@ inline void enter() {
 inline void run_cta(int cta, int count, size_t dynamic_bytes) {
   static std::vector<char> stacks(kMaxThreads * kStackBytes);
   blockIdx = {static_cast<unsigned>(cta), 0, 0};
-  shared_bytes = dynamic_bytes;
+  shared_bytes = dynamic_bytes, thread_count = count;
   std::memset(shared, 0xA5, sizeof shared);
+  std::memset(__start_cta_statics, 0xA5, __stop_cta_statics - __start_cta_statics);
   for (int i = 0; i < count; ++i) {
     Thread& thread = threads[i];
     thread.done = false, thread.open.clear(), thread.pending.clear();
@@ -229,6 +247,7 @@ inline void run_cta(int cta, int count, size_t dynamic_bytes) {
   for (int round = 0; running(); ++round) {
     if (round > 1000000) fail("no thread can go on");
     for (int w = 0, first = random_order() % (count / 32); w < count / 32; ++w) {
+      between_warps();
       if (random_order() % 3 == 0) continue;
       for (int lane = 0; lane < 32; ++lane) {
         current = (w + first) % (count / 32) * 32 + lane;
