@@ -18,13 +18,18 @@ import torch
 
 from specpilot_kernels.w12 import gemm, layout, ops, plans
 from specpilot_kernels.w12.device import DeviceW12
-from specpilot_kernels.w12.weight import MAX_ESCAPE_RATIO, TooManyEscapes, W12Weight
+from specpilot_kernels.w12.weight import (
+    MAX_ESCAPE_RATIO,
+    TooManyEscapes,
+    W12Weight,
+    from_stored,
+    stored_parts,
+)
 
 __all__ = ["NeverFaster", "TooManyEscapes", "W12Linear", "w12_linear", "w12_linear_view", "warm"]
 
 _log = logging.getLogger(__name__)
 
-_STORED = ("records", "window", "escape_ptr", "escape_col", "escape_bits")
 
 
 class NeverFaster(ValueError):
@@ -120,8 +125,10 @@ class W12Linear(torch.nn.Module):
         """Take another weight of the same shape; ValueError for another shape."""
         if weight.shape != (self.out_features, self.in_features):
             raise ValueError(f"a weight {list(weight.shape)} is not of this layer's shape")
-        for part in _STORED:
-            self.register_buffer(_buffer(part), getattr(weight.encoded, part))
+        for part, tensor in stored_parts(weight.encoded).items():
+            self.register_buffer(_buffer(part), tensor)
+        self.register_buffer("channel_ptr", weight.encoded.escape_ptr, persistent=False)
+        self.register_buffer("escape_col", weight.encoded.escape_col, persistent=False)
         # As words, since `module.to(dtype)` would round floating-point buffers.
         self.register_buffer("scale_words", weight.scale.view(torch.int32), persistent=False)
         self.register_buffer("unit_ptr", weight.escape_ptr, persistent=False)
@@ -132,9 +139,11 @@ class W12Linear(torch.nn.Module):
     @property
     def weight(self) -> W12Weight:
         """The weight; its tensors are this module's buffers."""
-        stored = (getattr(self, _buffer(part)) for part in _STORED)
         return W12Weight(
-            DeviceW12((self.out_features, self.in_features), *stored),
+            DeviceW12(
+                (self.out_features, self.in_features), self.weight_w12, self.weight_w12_window,
+                self.channel_ptr, self.escape_col, self.weight_w12_escape_bits,
+            ),
             self.scale_words.view(torch.float32), self.unit_ptr, self.escapes,
         )  # fmt: skip
 
@@ -142,7 +151,8 @@ class W12Linear(torch.nn.Module):
         """Return x bfloat16 [..., in_features] times the weight plus bias."""
         tensors = [
             self.scale_words.view(torch.float32), self.unit_ptr, self.escapes,
-            *(getattr(self, _buffer(part)) for part in _STORED),
+            self.weight_w12, self.weight_w12_window, self.channel_ptr, self.escape_col,
+            self.weight_w12_escape_bits,
         ]  # fmt: skip
         return torch.ops.specpilot.w12_linear(
             x, tensors, self.bias, self.out_features, self.copy, self.copy_above or 0,
@@ -159,11 +169,11 @@ class W12Linear(torch.nn.Module):
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         """Load; the lists of another weight have other lengths, so buffers are replaced."""
-        names = [prefix + _buffer(part) for part in _STORED]
-        if all(name in state for name in names):
+        names = {part: prefix + _buffer(part) for part in layout.PART_SUFFIXES}
+        if all(name in state for name in names.values()):
             place = self.scale_words.device
-            stored = (state[name].to(place) for name in names)
-            parts = DeviceW12((self.out_features, self.in_features), *stored)
+            stored = {part: state[name].to(place) for part, name in names.items()}
+            parts = from_stored((self.out_features, self.in_features), stored)
             self.set_weight(W12Weight.from_encoded(parts, max_escape_ratio=1.0))
         super()._load_from_state_dict(state, prefix, *args)
 

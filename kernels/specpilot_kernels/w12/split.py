@@ -1,4 +1,4 @@
-"""How the GEMM's units of work are shared out; see "Work split" in `csrc/gemm_sm90.cu`.
+"""How the Hopper GEMM's units of work are shared out; see "Work split" in `csrc/gemm_sm90.cu`.
 
 A split depends on the shape of the weight and on the GPU alone. It never looks at the rows of x,
 so a row's result does not depend on which other rows come with it.

@@ -13,12 +13,13 @@ host, except for the counts that decide how long the lists are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from specpilot_kernels.w12 import codec, device, layout, reference
+from specpilot_kernels.w12 import codec, device, layout, reference, stored
 from specpilot_kernels.w12.device import DeviceW12
 from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
 
@@ -126,26 +127,26 @@ class W12Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that the weight takes, stored form and list together."""
-        stored = self.encoded
+        """Bytes of device memory that the weight takes, parts and list together."""
+        parts = self.encoded
         tensors = (
-            stored.records, stored.window, stored.escape_ptr, stored.escape_col,
-            stored.escape_bits, self.scale, self.escape_ptr, self.escapes,
+            parts.records, parts.window, parts.escape_ptr, parts.escape_col,
+            parts.escape_bits, self.scale, self.escape_ptr, self.escapes,
         )  # fmt: skip
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def stripe(self, begin: int, end: int) -> DeviceW12:
         """Channels begin .. end - 1 as encoded parts that share memory; begin % 128 must be 0."""
-        stored, step = self.encoded, layout.RECORD_ROWS
+        parts, step = self.encoded, layout.RECORD_ROWS
         if begin % step:
             raise ValueError(f"a stripe begins with a record, not at channel {begin}")
         return DeviceW12(
-            (end - begin, stored.cols),
-            stored.records[begin // step : -(-end // step)],
-            stored.window[begin:end],
-            stored.escape_ptr[begin : end + 1],
-            stored.escape_col,
-            stored.escape_bits,
+            (end - begin, parts.cols),
+            parts.records[begin // step : -(-end // step)],
+            parts.window[begin:end],
+            parts.escape_ptr[begin : end + 1],
+            parts.escape_col,
+            parts.escape_bits,
         )
 
     def to_bf16(self) -> torch.Tensor:
@@ -180,6 +181,34 @@ def from_stack(
         )
         weights.append(W12Weight.from_encoded(matrix, max_escape_ratio=max_escape_ratio))
     return weights
+
+
+def from_stored(shape: tuple[int, ...], parts: Mapping[str, torch.Tensor]) -> DeviceW12:
+    """Return the parts of a tensor [shape] in memory, from those that a checkpoint stores.
+
+    parts: by the names in `layout.PART_SUFFIXES`, all on one device; see `stored.Parts`. Goes
+    through the host. MalformedW12 as in `stored.from_stored`.
+    """
+    place = parts["records"].device
+    lists = (parts[name].cpu().numpy() for name in ("escape_ptr", "escape_at"))
+    pointers, columns = stored.lists_in_memory(shape, *lists)
+    return DeviceW12(
+        shape, parts["records"], parts["window"], torch.from_numpy(pointers).to(place),
+        torch.from_numpy(columns).to(place), parts["escape_bits"],
+    )  # fmt: skip
+
+
+def stored_parts(parts: DeviceW12) -> dict[str, torch.Tensor]:
+    """Undo `from_stored`; ValueError for more inputs than a checkpoint can hold."""
+    lists = (parts.escape_ptr.cpu().numpy(), parts.escape_col.cpu().numpy())
+    place = parts.records.device
+    pointers, at = (
+        torch.from_numpy(part).to(place) for part in stored.stored_lists(parts.shape, *lists)
+    )
+    return {
+        "records": parts.records, "window": parts.window, "escape_ptr": pointers,
+        "escape_at": at, "escape_bits": parts.escape_bits,
+    }  # fmt: skip
 
 
 def to_device(encoded: EncodedW12, target: torch.device | str = "cpu") -> DeviceW12:

@@ -1,4 +1,4 @@
-"""What the host gives to the Hopper kernel, and the operators with the kernel replaced."""
+"""What the host gives to the kernels, and the operators with the kernel replaced."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from w12_cases import exact, normal, same_bits  # noqa: E402
 
+from specpilot_kernels.build import UnsupportedGpu  # noqa: E402
 from specpilot_kernels.w12 import (  # noqa: E402
     gemm,
+    gemm_mma,
     gemm_sm90,
     modules,
     ops,
@@ -27,12 +29,13 @@ from specpilot_kernels.w12 import (  # noqa: E402
 from specpilot_kernels.w12.linear import W12Linear, w12_linear  # noqa: E402
 
 BF16 = torch.bfloat16
-SOURCE = Path(gemm_sm90.__file__).parent / "csrc" / "gemm_sm90.cu"
+SOURCES = Path(gemm_sm90.__file__).parent / "csrc"
+HOPPER, PORTABLE = SOURCES / "gemm_sm90_work.cuh", SOURCES / "gemm_mma.cu"
 
 
-def struct_fields() -> list[tuple[str, str]]:
-    """(struct code, name) of each field of `struct Params` in the source."""
-    body = re.search(r"struct Params \{(.*?)\n\};", SOURCE.read_text("utf-8"), re.DOTALL)
+def struct_fields(source: Path = HOPPER) -> list[tuple[str, str]]:
+    """(struct code, name) of each field of `struct Params` in a source."""
+    body = re.search(r"struct Params \{(.*?)\n\};", source.read_text("utf-8"), re.DOTALL)
     assert body
     found = re.findall(r"^  ([\w ]+?)\s*(\*?)\s*(\w+);", body[1], re.MULTILINE)
     codes = {"int": "i", "long long": "q"}
@@ -45,6 +48,11 @@ def test_parameters_are_packed_as_the_source_declares_them() -> None:
     packed = struct.calcsize(modules.GEMM_SM90_PARAMS)
     assert packed == struct.calcsize("@" + codes + "0q")
     assert all(m.entries[0].signature == f"128s{packed}s" for m in modules.gemm_sm90_modules())
+    codes = "".join(code for code, _ in struct_fields(PORTABLE))
+    assert "@" + re.sub(r"(.)\1+", lambda run: f"{len(run[0])}{run[1]}", codes) == (
+        modules.GEMM_MMA_PARAMS
+    )
+    assert struct.calcsize(modules.GEMM_MMA_PARAMS) % 8 == 0
 
 
 def test_rings_fill_the_shared_memory_of_half_an_sm() -> None:
@@ -54,12 +62,16 @@ def test_rings_fill_the_shared_memory_of_half_an_sm() -> None:
         for view_only in (False, True):
             used = modules.gemm_sm90_shared_bytes(rows, view_only=view_only)
             assert 100 * 1024 < used <= 112 * 1024
+            used = modules.gemm_mma_shared_bytes(rows, view_only=view_only)
+            assert 80 * 1024 < used <= 99 * 1024 - 128
 
 
 @dataclass
 class Recorder:
     """Stands for the launcher, the tensor map encoder and the workspace."""
 
+    source: Path = HOPPER
+    packing: str = modules.GEMM_SM90_PARAMS
     grid: tuple[int, ...] = ()
     params: dict[str, int] = field(default_factory=dict)
     tensor_map: tuple[int, ...] = ()
@@ -68,9 +80,10 @@ class Recorder:
     def launcher(self, *variant: Any) -> Any:
         self.variant = variant
 
-        def call(grid: tuple[int, ...], tensor_map: bytes, packed: bytes) -> None:
-            values = struct.unpack(modules.GEMM_SM90_PARAMS, packed)
-            self.params = dict(zip((name for _, name in struct_fields()), values, strict=True))
+        def call(grid: tuple[int, ...], *arguments: bytes) -> None:
+            values = struct.unpack(self.packing, arguments[-1])
+            names = (name for _, name in struct_fields(self.source))
+            self.params = dict(zip(names, values, strict=True))
             self.grid = grid
 
         return call
@@ -93,6 +106,18 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return found
 
 
+@pytest.fixture
+def portable(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """The same for the portable kernel."""
+    found = Recorder(PORTABLE, modules.GEMM_MMA_PARAMS)
+    some = torch.zeros(1, dtype=torch.int32)
+    monkeypatch.setattr(gemm_mma, "_launcher", found.launcher)
+    scratch = gemm_mma.Workspace(some, some)
+    monkeypatch.setattr(gemm_mma.workspaces, "of_current_stream", lambda device: scratch)
+    monkeypatch.setattr(workspace, "multiprocessors", lambda device: 132)
+    return found
+
+
 def test_a_launch_passes_the_split_and_the_pointers(recorder: Recorder) -> None:
     weight = exact(normal(torch.Generator().manual_seed(1), 5000, 640))
     x, out = torch.zeros((20, 640), dtype=BF16), torch.zeros((20, 6000), dtype=BF16)[:, 8:5008]
@@ -108,11 +133,67 @@ def test_a_launch_passes_the_split_and_the_pointers(recorder: Recorder) -> None:
     for name in ("records", "scale", "escape_ptr", "escapes"):
         assert p[name] == getattr(weight, name).data_ptr()
     assert (p["bias"], p["y"]) == (bias.data_ptr(), out.data_ptr())
-    assert recorder.variant == (None, 32, False, True, False)
+    assert recorder.variant == (None, 32, False, True, False, False)
     gemm_sm90.gemm(x, weight, None, out, dependent=False, view_only=True)
     assert recorder.grid == (120, 1, 1)
     assert (recorder.params["linger"], recorder.params["bias"]) == (0, 0)
-    assert recorder.variant == (None, 32, True, False, False)
+    assert recorder.variant == (None, 32, True, False, False, False)
+
+
+def test_the_escape_ring_is_a_variant_for_products_alone(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm_sm90, "ESCAPE_RING", True)
+    weight = exact(normal(torch.Generator().manual_seed(1), 128, 64))
+    x, out = torch.zeros((20, 64), dtype=BF16), torch.zeros((20, 128))
+    gemm_sm90.gemm(x, weight, None, out)
+    assert recorder.variant == (None, 32, False, True, False, True)
+    gemm_sm90.gemm(x, weight, None, out, stream_only=True)
+    assert recorder.variant == (None, 32, False, True, True, False)
+
+
+def test_a_portable_launch_passes_the_split_and_the_pointers(
+    portable: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = exact(normal(torch.Generator().manual_seed(1), 5000, 643))
+    x, out = torch.zeros((20, 643), dtype=BF16), torch.zeros((20, 6000), dtype=BF16)[:, 8:5008]
+    bias = torch.zeros(5000, dtype=BF16)
+    gemm_mma.gemm(x, weight, bias, out, view_only=True)
+    p = portable.params
+    assert portable.grid == (132, 1, 1)
+    assert (p["blocks"], p["share"], p["longer"]) == (11, 440 // 132, 440 % 132)
+    assert (p["rows"], p["inputs"], p["channels"], p["y_stride"]) == (20, 643, 5000, 6000)
+    assert (p["x_stride"], p["x"] % 16) == (648, 0)
+    assert p["x"] != x.data_ptr()  # rows of 1286 bytes cannot be read as they are
+    for name in ("records", "scale", "escape_ptr", "escapes"):
+        assert p[name] == getattr(weight, name).data_ptr()
+    assert (p["bias"], p["y"]) == (bias.data_ptr(), out.data_ptr())
+    assert portable.variant == (None, 32, True, True)
+    gemm_mma.gemm(x[:1, :640], exact(normal(torch.Generator().manual_seed(1), 40, 640)), None,
+                  out[:1, :40], dependent=False)  # fmt: skip
+    assert (portable.params["x"], portable.params["bias"]) == (x.data_ptr(), 0)
+    assert portable.variant == (None, 8, False, False)
+    monkeypatch.setattr(gemm_mma, "_MOST_TILES", 39)
+    with pytest.raises(ValueError, match="4992 channels"):
+        gemm_mma.gemm(x, weight, bias, out)
+
+
+@pytest.mark.parametrize(
+    ("capability", "module"),
+    [((8, 0), gemm_mma), ((8, 6), gemm_mma), ((8, 9), gemm_mma), ((9, 0), gemm_sm90),
+     ((10, 0), gemm_mma), ((12, 0), gemm_mma), ((12, 1), gemm_mma)],
+)  # fmt: skip
+def test_hopper_has_a_kernel_of_its_own_and_others_the_portable_one(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], module: Any
+) -> None:
+    monkeypatch.setattr(gemm.launch, "capability", lambda device: capability)
+    assert gemm.kernel.__wrapped__(0) is module
+
+
+def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm.launch, "capability", lambda device: (7, 5))
+    with pytest.raises(UnsupportedGpu, match="compute capability 7.5"):
+        gemm.kernel.__wrapped__(0)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 9, 33, 48, 49, 64])

@@ -12,7 +12,15 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from w12_cases import content, exact, normal, same_bits  # noqa: E402
 
 from specpilot_kernels.build import GpuUnavailable  # noqa: E402
-from specpilot_kernels.w12 import gemm, ops, prefill, selfcheck  # noqa: E402
+from specpilot_kernels.w12 import (  # noqa: E402
+    codec,
+    gemm,
+    layout,
+    ops,
+    prefill,
+    selfcheck,
+    stored,
+)
 from specpilot_kernels.w12.linear import (  # noqa: E402
     TooManyEscapes,
     W12Linear,
@@ -66,9 +74,13 @@ def test_a_state_is_the_checkpoints_tensors_and_loads_into_another_layer() -> No
     source = layer()
     state = source.state_dict()
     assert sorted(state) == [
-        "bias", "weight_w12", "weight_w12_escape_bits", "weight_w12_escape_col",
+        "bias", "weight_w12", "weight_w12_escape_at", "weight_w12_escape_bits",
         "weight_w12_escape_ptr", "weight_w12_window",
     ]  # fmt: skip
+    in_memory = codec.encode(content("special channels", "cpu").view(torch.int16).numpy().view("u2"))
+    for part, array in stored.stored_parts(in_memory).items():
+        of_state = state["weight" + layout.PART_SUFFIXES[part]].numpy()
+        assert of_state.tobytes() == array.tobytes()
     other = W12Linear(exact(normal(torch.Generator().manual_seed(1), 300, 320)),
                       torch.zeros(300, dtype=BF16))  # fmt: skip
     other.load_state_dict(state)
@@ -79,7 +91,7 @@ def test_a_state_is_the_checkpoints_tensors_and_loads_into_another_layer() -> No
 
 
 def test_a_state_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"records is torch\.uint8 .* expected"):
+    with pytest.raises(ValueError, match=r"escape_ptr is int32 \[6\], expected int32 \[4\]"):
         layer().load_state_dict(layer("normal").state_dict())
 
 

@@ -72,3 +72,16 @@ def test_workers_can_be_chosen_but_must_be_resident() -> None:
             split(40, 96, 132, workers=wrong)
     with pytest.raises(ValueError, match="no work"):
         split(0, 96, 132)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 28, 108, 132, 188])
+def test_the_portable_split_gives_whole_tiles_or_even_shares(multiprocessors: int) -> None:
+    portable = pytest.importorskip("specpilot_kernels.w12.gemm_mma").split
+    for tiles in [1, 2, 8, 27, 40, 112, 128, 131, 133, 256, 1940]:
+        for blocks in [1, 2, 64, 80, 96, 272]:
+            ctas, units = portable(tiles, blocks, multiprocessors), tiles * blocks
+            assert 1 <= ctas <= min(multiprocessors, units, 8 * tiles)
+            even = -(-units // min(multiprocessors, units, 8 * tiles))
+            most = -(-units // ctas)
+            # Fewer CTAs only for whole tiles, and only if that takes no longer than a join.
+            assert most == even or (most % blocks == 0 and units % ctas == 0 and most <= even + 3)
