@@ -48,7 +48,6 @@ LAYERS, ATTENTION_EVERY = 64, 4
 ZEROS = (0.0, 5e-4, 1e-3, 2e-3, 4e-3, 1e-2)
 
 
-
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Copies of one weight, in both forms."""

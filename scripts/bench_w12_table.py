@@ -14,9 +14,7 @@ BARS = (
     ((32,), 1.20, 1.37),
     ((48, 64), 1.05, 1.25),
 )
-_HEAD = (
-    "projection   cublas   plain ratio   chain ratio   read   floor ratio    view ratio  warm"
-)
+_HEAD = "projection   cublas   plain ratio   chain ratio   read   floor ratio    view ratio  warm"
 
 
 def means(rows_out: list[dict[str, Any]]) -> list[dict[str, float]]:

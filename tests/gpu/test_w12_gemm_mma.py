@@ -38,9 +38,7 @@ class Weight:
 
 
 def make_weight(bits: Bits) -> Weight:
-    w12 = W12Weight.from_bits(
-        torch.from_numpy(bits.view(np.int16)).cuda(), max_escape_ratio=1.0
-    )
+    w12 = W12Weight.from_bits(torch.from_numpy(bits.view(np.int16)).cuda(), max_escape_ratio=1.0)
     exact, viewed = (reference_gemm.weights(w12, view_only=v).double() for v in (False, True))
     return Weight(w12, exact, viewed)
 

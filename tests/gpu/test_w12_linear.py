@@ -21,7 +21,7 @@ from specpilot_kernels.w12 import gemm, prefill, reference_gemm, selfcheck, shap
 from specpilot_kernels.w12.linear import W12Linear, w12_linear, w12_linear_view  # noqa: E402
 from specpilot_kernels.w12.weight import W12Weight  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernel")]
 
 ROWS = (1, 7, 16, 33, 48, 64)
 

@@ -26,14 +26,9 @@ from specpilot_kernels.w12.weight import (
     stored_parts,
 )
 
-__all__ = ["NeverFaster", "TooManyEscapes", "W12Linear", "w12_linear", "w12_linear_view", "warm"]
+__all__ = ["W12Linear", "w12_linear", "w12_linear_view", "warm"]
 
 _log = logging.getLogger(__name__)
-
-
-
-class NeverFaster(ValueError):
-    """On this GPU cuBLAS beats W12 for this shape at any number of rows; keep the layer."""
 
 
 def w12_linear(
@@ -98,12 +93,13 @@ class W12Linear(torch.nn.Module):
     @classmethod
     def from_linear(
         cls, linear: torch.nn.Linear, *, max_escape_ratio: float = MAX_ESCAPE_RATIO
-    ) -> W12Linear:
-        """Encode a bfloat16 layer.
+    ) -> W12Linear | torch.nn.Linear:
+        """Encode a bfloat16 layer; return the layer itself where W12 would not be faster.
 
-        Where the stored plan says that cuBLAS is faster from some number of rows on, the layer
-        keeps a BF16 copy for those and logs so; NeverFaster (a ValueError) where it always is.
-        TooManyEscapes as in `W12Weight.from_encoded`.
+        That is so with more corrections than `max_escape_ratio` (see `W12Weight.from_encoded`), and
+        where the stored plan says that cuBLAS is always faster for this shape. Where it is from
+        some number of rows on, the new layer keeps a BF16 copy for those. Either is logged.
+        ValueError for another dtype.
         """
         source = linear.weight.detach()
         if source.dtype != torch.bfloat16:
@@ -113,12 +109,14 @@ class W12Linear(torch.nn.Module):
             gpu = torch.cuda.get_device_name(source.device)
             kernel_rows = plans.plan_for(gpu, *source.shape).kernel_rows
             if kernel_rows == 0:
-                raise NeverFaster(
-                    f"cuBLAS is faster for [{linear.out_features}, {linear.in_features}] on {gpu} "
-                    "at any number of rows; keep this layer in BF16"
-                )
+                _log.warning("%s stays BF16: cuBLAS is faster at any number of rows", linear)
+                return linear
+        try:
+            weight = W12Weight.from_bits(source, max_escape_ratio=max_escape_ratio)
+        except TooManyEscapes as reason:
+            _log.warning("%s stays BF16: %s", linear, reason)
+            return linear
         copy_above = kernel_rows if kernel_rows < gemm.MAX_ROWS else None
-        weight = W12Weight.from_bits(source, max_escape_ratio=max_escape_ratio)
         return cls(weight, linear.bias, copy_above=copy_above)
 
     def set_weight(self, weight: W12Weight) -> None:

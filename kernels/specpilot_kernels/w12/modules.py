@@ -116,9 +116,7 @@ def gemm_sm90(
     return KernelModule(
         name=f"w12_gemm_sm90{''.join(word for word, yes in chosen if yes)}_{rows}",
         source="w12/csrc/gemm_sm90.cu",
-        entries=(
-            Entry("w12_gemm", f"128s{struct.calcsize(GEMM_SM90_PARAMS)}s", _SM90_REGISTERS),
-        ),
+        entries=(Entry("w12_gemm", f"128s{struct.calcsize(GEMM_SM90_PARAMS)}s", _SM90_REGISTERS),),
         architectures=("sm_90a",),
         macros=(
             ("COLS", rows),
@@ -170,9 +168,7 @@ def gemm_mma(rows: int, *, view_only: bool = False) -> KernelModule:
     return KernelModule(
         name=f"w12_gemm_mma{'_view' if view_only else ''}_{rows}",
         source="w12/csrc/gemm_mma.cu",
-        entries=(
-            Entry("w12_gemm_mma", f"{struct.calcsize(GEMM_MMA_PARAMS)}s", _MMA_REGISTERS),
-        ),
+        entries=(Entry("w12_gemm_mma", f"{struct.calcsize(GEMM_MMA_PARAMS)}s", _MMA_REGISTERS),),
         architectures=ARCHITECTURES,
         macros=(
             ("COLS", rows),

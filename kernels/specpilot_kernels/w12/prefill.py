@@ -36,9 +36,7 @@ def by_decoding(
     """Write x [rows, in_features] times the weight to `out` with cuBLAS, stripe by stripe."""
     out_features, in_features = weight.shape
     height = stripe_channels(in_features)
-    scratch = torch.empty(
-        (min(height, out_features), in_features), dtype=x.dtype, device=x.device
-    )
+    scratch = torch.empty((min(height, out_features), in_features), dtype=x.dtype, device=x.device)
     for begin in range(0, out_features, height):
         end = min(begin + height, out_features)
         stripe = device.decode(weight.stripe(begin, end), scratch[: end - begin])

@@ -25,8 +25,7 @@ def weights(weight: W12Weight, *, view_only: bool = False) -> torch.Tensor:
     """
     tiles, blocks, _ = weight.records.shape
     at_view, at_low, low_shift = (
-        torch.from_numpy(table.astype("int64")).to(weight.device)
-        for table in reference.bit_order()
+        torch.from_numpy(table.astype("int64")).to(weight.device) for table in reference.bit_order()
     )
     view = weight.records[:, :, at_view].to(torch.int32)  # [tiles, blocks, 128 * 64]
     low = weight.records[:, :, at_low].to(torch.int32) >> low_shift.to(torch.int32) & 0xF

@@ -192,7 +192,7 @@ def test_hopper_has_a_kernel_of_its_own_and_others_the_portable_one(
 
 def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gemm.launch, "capability", lambda device: (7, 5))
-    with pytest.raises(UnsupportedGpu, match="compute capability 7.5"):
+    with pytest.raises(UnsupportedGpu, match=r"compute capability 7\.5"):
         gemm.kernel.__wrapped__(0)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from emulated_cta import (  # noqa: E402
+from emulated_cta import (
     POISON,
     Bits,
     aligned,
@@ -30,7 +30,7 @@ from emulated_cta import (  # noqa: E402
     wide_inputs,
 )
 
-from specpilot_kernels.w12 import modules, reference_gemm  # noqa: E402
+from specpilot_kernels.w12 import modules, reference_gemm
 
 Gemm = Callable[..., Bits]
 
@@ -70,9 +70,7 @@ def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
     return run
 
 
-def _launch(
-    library: ctypes.CDLL, bits: Bits, x: Bits, size: int, ctas: int, shared: int
-) -> Bits:
+def _launch(library: ctypes.CDLL, bits: Bits, x: Bits, size: int, ctas: int, shared: int) -> Bits:
     weight = encode(bits)
     tiles, blocks, _ = weight.records.shape
     (outputs, inputs), rows = bits.shape, x.shape[0]

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from emulated_cta import (  # noqa: E402
+from emulated_cta import (
     POISON,
     Bits,
     aligned,
@@ -31,8 +31,8 @@ from emulated_cta import (  # noqa: E402
     wide_inputs,
 )
 
-from specpilot_kernels.w12 import modules, reference_gemm  # noqa: E402
-from specpilot_kernels.w12.split import split  # noqa: E402
+from specpilot_kernels.w12 import modules, reference_gemm
+from specpilot_kernels.w12.split import split
 
 Gemm = Callable[..., Bits]
 

@@ -60,6 +60,4 @@ def test_a_damaged_file_is_named(content: str) -> None:
 
 def test_the_file_is_plain_json() -> None:
     path = plans.store("GPU", {"1x1": Plan()})
-    assert json.loads(path.read_text()) == {
-        "GPU": {"1x1": {"kernel_rows": 64, "passes_rows": 128}}
-    }
+    assert json.loads(path.read_text()) == {"GPU": {"1x1": {"kernel_rows": 64, "passes_rows": 128}}}
