@@ -19,7 +19,8 @@ import tempfile
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,7 @@ from specpilot_kernels.registry import KernelModule
 
 _PACKAGE = Path(__file__).resolve().parent
 _FILE_FORMAT = 2
+_BUILD_THREADS = 8
 _INSTALL = "pip install 'specpilot[gpu]'"
 _TOOLKIT = ("CUDA_HOME", "CUDA_PATH")
 _FIRST_WITH_CACHE = (12, 9)
@@ -83,6 +85,12 @@ def build(module: KernelModule, architecture: str) -> Binary:
         binary = compile_module(module, architecture)
         _write(path, key, binary)
         return binary
+
+
+def build_all(modules: Sequence[KernelModule], capability: tuple[int, int]) -> None:
+    """Build modules for a GPU of `capability` (major, minor), several at once; see `build`."""
+    with ThreadPoolExecutor(_BUILD_THREADS) as pool:
+        list(pool.map(lambda module: build(module, architecture_for(module, capability)), modules))
 
 
 def architecture_for(module: KernelModule, capability: tuple[int, int]) -> str:

@@ -59,12 +59,14 @@ class Options:
         the stream ends, and must execute `griddepcontrol.wait` before it reads that one's output.
     cluster: blocks per thread block cluster, or None.
     cooperative: all blocks must be resident at once.
+    carveout: percent of an SM's memory that should be shared memory rather than L1, or None.
     """
 
     shared_bytes: int = 0
     dependent: bool = False
     cluster: Dim3 | None = None
     cooperative: bool = False
+    carveout: int | None = None
 
 
 _PLAIN: Final = Options()
@@ -151,6 +153,16 @@ def capability(device: int | None = None) -> tuple[int, int]:
     return _torch().cuda.get_device_capability(device)
 
 
+def current_stream(device: int) -> int:
+    """Return the handle of torch's current stream of a device."""
+    return _raw_stream()(device)
+
+
+def cuda_driver() -> Any:
+    """Return the bindings of the CUDA driver; MissingGpuPackage if they are not installed."""
+    return _driver()
+
+
 def parameter_offsets(signature: str) -> list[int]:
     """Return the byte offset of each parameter in a buffer packed by `struct`."""
     codes = _codes(signature)
@@ -178,6 +190,8 @@ def _make(module: KernelModule, entry: str, block: Dim3, device: int, options: O
             wanted.append(("MAX_DYNAMIC_SHARED_SIZE_BYTES", options.shared_bytes))
         if options.cluster and _volume(options.cluster) > _PORTABLE_CLUSTER:
             wanted.append(("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1))
+        if options.carveout is not None:
+            wanted.append(("PREFERRED_SHARED_MEMORY_CARVEOUT", options.carveout))
         for attribute, value in wanted:
             attribute_id = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{attribute}")
             _require(f"{name}: {attribute} = {value}",

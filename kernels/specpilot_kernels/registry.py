@@ -17,7 +17,8 @@ class Entry:
 
     name: as in the source.
     signature: `struct` codes of the parameters in order, without alignment: P pointer, i int32,
-        I uint32, q int64, Q uint64, f float32, d float64, "128s" a tensor map.
+        I uint32, q int64, Q uint64, f float32, d float64, "128s" a tensor map or a struct of 128
+        bytes.
     max_registers: the most registers per thread that the launch geometry allows for.
     """
 
@@ -55,4 +56,4 @@ def all_modules() -> tuple[KernelModule, ...]:
     """Return every module of the package; imports neither torch nor CUDA."""
     from specpilot_kernels.w12 import modules as w12
 
-    return (w12.ENCODER, w12.DECODER)
+    return (w12.ENCODER, w12.DECODER, *w12.gemm_sm90_modules(), *w12.gemm_mma_modules())

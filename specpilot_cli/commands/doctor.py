@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -13,6 +13,7 @@ from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
     from specpilot_cli.doctor.checks import Check
+    from specpilot_cli.doctor.kernels import KernelReport
     from specpilot_cli.settings import ConfigFile
 
 
@@ -24,14 +25,31 @@ class Requirement(StrEnum):
     SGLANG = "sglang"
 
 
+Require = Annotated[
+    list[Requirement] | None,
+    typer.Option("--require", help="Exit 3 if what this needs is missing; repeatable."),
+]
+Kernels = Annotated[
+    bool, typer.Option("--kernels", help="Check and time the W12 product on this GPU instead.")
+]
+Model = Annotated[
+    str, typer.Option("--model", help="With --kernels: the model whose shapes are tried.")
+]
+Tune = Annotated[
+    bool,
+    typer.Option("--tune", help="With --kernels: store which way is fastest for each shape, too."),
+]
+
+
 def doctor(
-    require: Annotated[
-        list[Requirement] | None,
-        typer.Option("--require", help="Exit 3 if what this needs is missing; repeatable."),
-    ] = None,
+    require: Require = None,
+    kernels: Kernels = False,
+    model: Model = "Qwen3.8-27B",
+    tune: Tune = False,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
+    quiet: options.QuietFlag = False,
 ) -> None:
     """Show what this machine can do and what each missing piece would enable.
 
@@ -42,18 +60,28 @@ def doctor(
         specpilot doctor --require torch
 
         specpilot doctor --require gpu --require sglang --json
+
+        specpilot doctor --kernels
     """
+    from specpilot_cli.errors import InputError
+
+    options.check_output(output, force)
+    if kernels:
+        _finish_kernels(model, tune, as_json, output, force, quiet)
+    if tune:
+        raise InputError("--tune goes with --kernels", where="--tune")
+    _show_checks([item.value for item in require or []], as_json, output, force)
+
+
+def _show_checks(required: list[str], as_json: bool, output: Path | None, force: bool) -> None:
     from specpilot_cli.doctor.checks import missing_for, run_checks
     from specpilot_cli.errors import MachineError
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.settings import KNOWN_VARIABLES, read_config
 
-    options.check_output(output, force)
     checks = run_checks()
     files = read_config(os.environ, Path.cwd())
-    required = [item.value for item in require or []]
     missing = missing_for(checks, required)
-
     envelope = build_envelope(
         "doctor",
         {
@@ -85,3 +113,42 @@ def _print(checks: list[Check], files: list[ConfigFile]) -> None:
             print_line(f"{check.name}: {check.fix}")
     for file in files:
         print_line(f"defaults from {file.path}")
+
+
+def _finish_kernels(
+    model: str, tune: bool, as_json: bool, output: Path | None, force: bool, quiet: bool
+) -> NoReturn:
+    from specpilot_cli.doctor.kernels import check_kernels
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.ui import ConsoleReporter
+
+    with ConsoleReporter(quiet=quiet) as reporter:
+        report = check_kernels(model, tune=tune, reporter=reporter)
+    envelope = build_envelope("doctor", {"kernels": report}, verdict=report.verdict)
+    options.finish(
+        envelope, as_json=as_json, output=output, force=force, text=lambda: _print_kernels(report)
+    )
+
+
+def _print_kernels(report: KernelReport) -> None:
+    from specpilot_cli.doctor.kernels import ROWS
+    from specpilot_cli.report.tables import print_line, print_table
+
+    print_line(f"{report.gpu}, {report.model}: W12 against cuBLAS with BF16 weights, cold L2")
+    head = ["projection", "shape", "results", *(f"{rows} rows" for rows in ROWS), "plan"]
+    print_table(
+        head,
+        [
+            (
+                row.projection,
+                f"{row.out_features} x {row.in_features}",
+                row.skipped or ("WRONG" if row.errors else "right"),
+                *(f"{row.ratios[rows]:.2f}x" if row.ratios else "" for rows in ROWS),
+                f"kernel to {row.kernel_rows} rows, passes to {row.passes_rows}",
+            )
+            for row in report.rows
+        ],
+    )
+    for row in report.rows:
+        for error in row.errors:
+            print_line(f"{row.projection}: {error}")

@@ -2,15 +2,21 @@
 
 python -m pytest tests/gpu -m gpu
 compute-sanitizer python -m pytest tests/gpu -m gpu -k "codec and (normal or odd or kind)"
+compute-sanitizer python -m pytest tests/gpu/test_w12_linear.py -m gpu -k "every_element and -33-"
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `w12_cases`
 
 Bits = npt.NDArray[np.uint16]
 
@@ -41,6 +47,28 @@ def _mixed_rows(rng: np.random.Generator) -> Bits:
 
 
 _EVERY = np.arange(65536, dtype=np.uint16)
+
+
+@pytest.fixture(params=["chosen", "escape ring", "portable"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The GEMM that `gemm.gemm` launches: the GPU's own choice, its variant, the portable one.
+
+    The variant is the Hopper kernel with ESCAPE_RING 1; when it has won or lost, it goes.
+    """
+    from specpilot_kernels.w12 import gemm, gemm_mma, gemm_sm90
+
+    own = gemm.kernel(0)
+    if request.param == "escape ring":
+        if own is not gemm_sm90:
+            pytest.skip("no Hopper GPU")
+        monkeypatch.setattr(gemm_sm90, "ESCAPE_RING", True)
+    if request.param == "portable":
+        if own is gemm_mma:
+            pytest.skip("it is the GPU's own choice")
+        monkeypatch.setattr(gemm, "kernel", lambda device: gemm_mma)
+        own = gemm_mma
+    return own
+
 
 CONTENTS: dict[str, Callable[[np.random.Generator], Bits]] = {
     "normal": lambda rng: normal_bits(rng, 384, 1024),

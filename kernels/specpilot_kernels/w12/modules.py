@@ -1,14 +1,16 @@
-"""The CUDA modules of the W12 codec; see `registry`."""
+"""The CUDA modules of W12, codec and GEMM; see `registry`."""
 
 from __future__ import annotations
 
+import struct
+from functools import cache
 from typing import Final
 
 from specpilot_kernels.registry import Entry, KernelModule
 from specpilot_kernels.w12 import layout
 
 ARCHITECTURES: Final = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-"""The codec uses nothing newer than sm_80, so plain targets serve every GPU since."""
+"""Codec and portable GEMM need nothing newer than sm_80: plain targets serve every GPU since."""
 
 ENCODE_THREADS: Final = 1024
 """One block of the encoder per multiprocessor: more blocks would not find their inputs in L2."""
@@ -70,3 +72,118 @@ DECODER: Final = KernelModule(
     architectures=ARCHITECTURES,
     macros=(("W12_LAYOUT", layout.LAYOUT),),
 )
+
+GEMM_ROWS: Final = (8, 16, 32, 48, 64)
+"""Variants of the GEMM kernels, by the most rows of x that they take."""
+
+GEMM_SM90_THREADS: Final = 320
+GEMM_SM90_PARAMS: Final = "@9Pq9i4x"
+"""`struct Params` of the Hopper kernel, padded to a multiple of its alignment."""
+
+_SM90_SHARED_BYTES: Final = 112 * 1024
+"""Two CTAs share the 228 KB of an SM; each needs 1 KB besides, and 1 KB for static variables."""
+_SM90_REGISTERS: Final = 96
+_SM90_SLOTS: Final = {48: 96, 64: 48}
+
+
+def gemm_sm90_slots(rows: int) -> int:
+    """Channels of a tile whose corrections have a place in shared memory."""
+    return _SM90_SLOTS.get(rows, layout.RECORD_ROWS)
+
+
+def gemm_sm90_stages(rows: int, *, view_only: bool) -> int:
+    """Stages of the ring: as many as fit beside the places for corrections."""
+    left = _SM90_SHARED_BYTES - 4 * gemm_sm90_slots(rows) * rows
+    return left // _stage_bytes(rows, view_only)
+
+
+def gemm_sm90_shared_bytes(rows: int, *, view_only: bool) -> int:
+    """Dynamic shared memory of a CTA."""
+    ring = gemm_sm90_stages(rows, view_only=view_only) * _stage_bytes(rows, view_only)
+    return ring + 4 * gemm_sm90_slots(rows) * rows
+
+
+@cache
+def gemm_sm90(
+    rows: int, *, view_only: bool = False, stream_only: bool = False, escape_ring: bool = False
+) -> KernelModule:
+    """The Hopper GEMM for up to `rows` rows, one of `GEMM_ROWS`.
+
+    view_only: reads the 8-bit view of each record alone. stream_only: moves the same bytes and
+    multiplies nothing; for benchmarks. escape_ring: see `csrc/gemm_sm90_escapes.cuh`.
+    """
+    chosen = (("_view", view_only), ("_stream", stream_only), ("_ring", escape_ring))
+    return KernelModule(
+        name=f"w12_gemm_sm90{''.join(word for word, yes in chosen if yes)}_{rows}",
+        source="w12/csrc/gemm_sm90.cu",
+        entries=(Entry("w12_gemm", f"128s{struct.calcsize(GEMM_SM90_PARAMS)}s", _SM90_REGISTERS),),
+        architectures=("sm_90a",),
+        macros=(
+            ("COLS", rows),
+            ("STAGES", gemm_sm90_stages(rows, view_only=view_only)),
+            ("SLOTS", gemm_sm90_slots(rows)),
+            ("VIEW_ONLY", int(view_only)),
+            ("STREAM_ONLY", int(stream_only)),
+            ("ESCAPE_RING", int(escape_ring)),
+        ),
+    )
+
+
+def gemm_sm90_modules() -> tuple[KernelModule, ...]:
+    """Every variant of the Hopper GEMM."""
+    return tuple(
+        gemm_sm90(rows, view_only=view, stream_only=stream, escape_ring=ring)
+        for view, stream, ring in (
+            (False, False, False), (True, False, False), (False, True, False),
+            (False, False, True), (True, False, True),
+        )
+        for rows in GEMM_ROWS
+    )  # fmt: skip
+
+
+GEMM_MMA_THREADS: Final = 288
+GEMM_MMA_PARAMS: Final = "@9P2q6i"
+"""`struct Params` of the portable kernel."""
+
+_MMA_SHARED_BYTES: Final = 99 * 1024 - 128
+"""What a block has on sm_86, sm_89 and sm_120, less the kernel's few static bytes."""
+_MMA_REGISTERS: Final = 224
+
+
+def gemm_mma_stages(rows: int, *, view_only: bool) -> int:
+    """Stages of the ring: as many as fit beside the table of sums."""
+    left = _MMA_SHARED_BYTES - 4 * layout.RECORD_ROWS * rows
+    return left // _stage_bytes(rows, view_only)
+
+
+def gemm_mma_shared_bytes(rows: int, *, view_only: bool) -> int:
+    """Dynamic shared memory of a CTA."""
+    ring = gemm_mma_stages(rows, view_only=view_only) * _stage_bytes(rows, view_only)
+    return ring + 4 * layout.RECORD_ROWS * rows
+
+
+@cache
+def gemm_mma(rows: int, *, view_only: bool = False) -> KernelModule:
+    """The portable GEMM for up to `rows` rows, one of `GEMM_ROWS`; view_only as above."""
+    return KernelModule(
+        name=f"w12_gemm_mma{'_view' if view_only else ''}_{rows}",
+        source="w12/csrc/gemm_mma.cu",
+        entries=(Entry("w12_gemm_mma", f"{struct.calcsize(GEMM_MMA_PARAMS)}s", _MMA_REGISTERS),),
+        architectures=ARCHITECTURES,
+        macros=(
+            ("COLS", rows),
+            ("STAGES", gemm_mma_stages(rows, view_only=view_only)),
+            ("VIEW_ONLY", int(view_only)),
+        ),
+    )
+
+
+def gemm_mma_modules() -> tuple[KernelModule, ...]:
+    """Every variant of the portable GEMM."""
+    return tuple(gemm_mma(rows, view_only=v) for v in (False, True) for rows in GEMM_ROWS)
+
+
+def _stage_bytes(rows: int, view_only: bool) -> int:
+    """A record, or its view, and the same inputs of x."""
+    fetched = layout.VIEW_BYTES if view_only else layout.RECORD_BYTES
+    return fetched + 2 * layout.RECORD_COLS * rows

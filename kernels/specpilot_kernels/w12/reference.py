@@ -75,7 +75,7 @@ def decode(encoded: EncodedW12) -> Bits:
     encoded.check()
     rows, cols = encoded.rows, encoded.cols
     row_blocks, col_blocks = layout.grid(rows, cols)
-    at_view, at_low, low_shift = _tables()
+    at_view, at_low, low_shift = bit_order()
     flat = encoded.records.astype(np.uint16)
     view = flat[..., at_view]
     low = (flat[..., at_low] >> low_shift) & 0xF
@@ -108,7 +108,7 @@ def _pack(bits: Bits, window: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     offset = ((bits >> 7) & 0xFF) - window.astype(np.uint16)[:, np.newaxis]
     view = (bits >> 15) << 7 | (offset & 1) << 6 | ((bits >> 4) & 7) << 3 | offset >> 1
     low = bits & 0xF
-    at_view, at_low, low_shift = _tables()
+    at_view, at_low, low_shift = bit_order()
     view_tiles, low_tiles = _tile(view), _tile(low)
     records = np.zeros((*view_tiles.shape[:2], layout.RECORD_BYTES), dtype=np.uint8)
     records[..., at_view] = view_tiles
@@ -119,7 +119,7 @@ def _pack(bits: Bits, window: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 @cache
-def _tables() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.uint16]]:
+def bit_order() -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.uint16]]:
     """Return view offset, low offset and low shift, each [8192] in row-major weight order."""
     cells = [(r, c) for r in range(layout.RECORD_ROWS) for c in range(layout.RECORD_COLS)]
     low = [layout.low_offset(r, c) for r, c in cells]

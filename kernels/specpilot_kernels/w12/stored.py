@@ -17,6 +17,8 @@ import numpy.typing as npt
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.encoded import EncodedW12, MalformedW12
 
+Ints = npt.NDArray[np.int32]
+
 Parts = Mapping[str, npt.NDArray[Any]]
 """Name in `layout.PART_SUFFIXES` -> array, in that order:
 
@@ -58,18 +60,24 @@ def stored_parts(encoded: EncodedW12) -> Parts:
 
     Arrays that do not change are not copied. ValueError: more inputs than the format holds.
     """
-    if encoded.cols > layout.MAX_COLS:
-        raise ValueError(f"{encoded.cols} inputs, the format holds {layout.MAX_COLS}")
-    first = _first_channels(encoded.shape)
-    in_row = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first))
-    place = (in_row << layout.ESCAPE_COL_BITS).astype(np.int32)
+    ptr, at = stored_lists(encoded.shape, encoded.escape_ptr, encoded.escape_col)
     return {
         "records": encoded.records,
         "window": encoded.window,
-        "escape_ptr": encoded.escape_ptr[first],
-        "escape_at": np.repeat(place, np.diff(encoded.escape_ptr)) | encoded.escape_col,
+        "escape_ptr": ptr,
+        "escape_at": at,
         "escape_bits": encoded.escape_bits,
     }
+
+
+def stored_lists(shape: tuple[int, ...], escape_ptr: Ints, escape_col: Ints) -> tuple[Ints, Ints]:
+    """Return (escape_ptr, escape_at) as stored, of a tensor [shape]; see `stored_parts`."""
+    if shape[-1] > layout.MAX_COLS:
+        raise ValueError(f"{shape[-1]} inputs, the format holds {layout.MAX_COLS}")
+    first = _first_channels(shape)
+    in_row = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first))
+    place = (in_row << layout.ESCAPE_COL_BITS).astype(np.int32)
+    return escape_ptr[first], np.repeat(place, np.diff(escape_ptr)) | escape_col
 
 
 def from_stored(shape: tuple[int, ...], parts: Parts) -> EncodedW12:
@@ -78,17 +86,7 @@ def from_stored(shape: tuple[int, ...], parts: Parts) -> EncodedW12:
     MalformedW12: escapes that do not belong to exactly one weight each, in order. Records and
     windows are passed on as they are: `EncodedW12.check` looks at them.
     """
-    if len(shape) not in (2, 3) or min(shape) < 0 or shape[-1] > layout.MAX_COLS:
-        raise MalformedW12(f"W12 holds no tensor of shape {list(shape)}")
-    ptr, at = parts["escape_ptr"], parts["escape_at"]
-    _check_pointers(ptr, at, part_shapes(shape, at.size))
-    first = _first_channels(shape)
-    row = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
-    in_row, col = at >> layout.ESCAPE_COL_BITS, at & (layout.MAX_COLS - 1)
-    _check_places(row, at, np.diff(first)[row], shape[-1])
-    counts = np.bincount(first[row] + in_row, minlength=first[-1])
-    by_channel = np.zeros(first[-1] + 1, np.int32)
-    np.cumsum(counts, out=by_channel[1:])
+    by_channel, col = lists_in_memory(shape, parts["escape_ptr"], parts["escape_at"])
     return EncodedW12(
         shape=shape,
         records=parts["records"],
@@ -97,6 +95,24 @@ def from_stored(shape: tuple[int, ...], parts: Parts) -> EncodedW12:
         escape_col=col,
         escape_bits=parts["escape_bits"],
     )
+
+
+def lists_in_memory(shape: tuple[int, ...], ptr: Ints, at: Ints) -> tuple[Ints, Ints]:
+    """Return (escape_ptr, escape_col) of a tensor [shape]; undoes `stored_lists`.
+
+    MalformedW12 as in `from_stored`.
+    """
+    if len(shape) not in (2, 3) or min(shape) < 0 or shape[-1] > layout.MAX_COLS:
+        raise MalformedW12(f"W12 holds no tensor of shape {list(shape)}")
+    _check_pointers(ptr, at, part_shapes(shape, at.size))
+    first = _first_channels(shape)
+    row = np.repeat(np.arange(ptr.size - 1), np.diff(ptr))
+    in_row, col = at >> layout.ESCAPE_COL_BITS, at & (layout.MAX_COLS - 1)
+    _check_places(row, at, np.diff(first)[row], shape[-1])
+    counts = np.bincount(first[row] + in_row, minlength=first[-1])
+    by_channel = np.zeros(first[-1] + 1, np.int32)
+    np.cumsum(counts, out=by_channel[1:])
+    return by_channel, col
 
 
 def _first_channels(shape: tuple[int, ...]) -> npt.NDArray[np.int64]:

@@ -1,0 +1,119 @@
+"""Compiles a GEMM kernel as C++ with the emulator of one CTA, and prepares what it reads."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from w12_cases import exact
+
+from specpilot_kernels import registry
+from specpilot_kernels.w12.weight import W12Weight
+
+Bits = npt.NDArray[np.uint16]
+Array = npt.NDArray[np.generic]
+
+POISON = 0x7FC5  # a NaN
+
+_FOLDER = Path(registry.__file__).parent / "w12/csrc"
+_INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^(?:template <[^\n]*>\n)?__device__ __forceinline__ [^{;]*\{.*?^\}\n",
+    re.DOTALL | re.MULTILINE,
+)
+_DYNAMIC = re.compile(r"extern __shared__ [^\n]* (\w+)\[\];")
+
+
+def compile_kernel(module: registry.KernelModule, driver: str, folder: Path) -> ctypes.CDLL:
+    """Compile the kernel without its helpers in PTX, which the emulator has."""
+    source = "".join(_with_includes(_FOLDER.parent.parent / module.source, set()))
+    source = _FUNCTION.sub(
+        lambda found: "" if "asm" in found[0] or "__cvta" in found[0] else found[0], source
+    )
+    assert "asm" not in source
+    source = _DYNAMIC.sub(r"u8* \1 = ::shared;", source)
+    path = folder / f"{module.name}.cpp"
+    path.write_text(driver.replace("KERNEL", f"namespace {{\n{source}\n}}"))
+    library = folder / f"{module.name}.so"
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off",
+         "-fno-strict-aliasing", "-fno-gnu-unique", f"-I{Path(__file__).parent}",
+         *(f"-D{name}={value}" for name, value in module.macros), str(path), "-o", str(library)],
+        check=True,
+    )  # fmt: skip
+    return ctypes.CDLL(str(library))
+
+
+def _with_includes(path: Path, seen: set[Path]) -> Iterator[str]:
+    """A source with every file it includes, once, in its place."""
+    seen.add(path)
+    text, end = path.read_text().replace("#pragma once\n", ""), 0
+    for found in _INCLUDE.finditer(text):
+        yield text[end : found.start()]
+        end = found.end()
+        if path.parent / found[1] not in seen:
+            yield from _with_includes(path.parent / found[1], seen)
+    yield text[end:]
+
+
+def encode(bits: Bits) -> W12Weight:
+    """The weight with these patterns [out, in], on the CPU."""
+    return exact(torch.from_numpy(bits.view(np.int16)))
+
+
+def parts(weight: W12Weight) -> list[Array]:
+    """Records, scale, escape_ptr and escapes, aligned as on a GPU."""
+    tensors = (weight.records, weight.scale, weight.escape_ptr, weight.escapes)
+    return [aligned(tensor.numpy()) for tensor in tensors]
+
+
+def aligned(array: Array) -> Array:
+    """A copy that begins at a multiple of 16 bytes."""
+    room = np.empty(array.nbytes + 16, np.uint8)
+    start = -room.ctypes.data % 16
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def wide_inputs(x: Bits) -> Bits:
+    """x [rows, in] in longer rows, aligned, with NaN between them."""
+    room = aligned(np.full((x.shape[0], -(-x.shape[1] // 8) * 8 + 8), POISON, np.uint16))
+    room[:, : x.shape[1]] = x
+    return room
+
+
+def bf16(values: npt.NDArray[np.float64]) -> Bits:
+    """The nearest patterns."""
+    bits = values.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def numbers(bits: Bits) -> npt.NDArray[np.float64]:
+    """What patterns are worth."""
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def assert_accurate(y: Bits, x: Bits, weights: npt.NDArray[np.float64]) -> None:
+    """Compare y [rows, out] with x times weights [out, in], element by element."""
+    expected = numbers(x) @ weights.T
+    magnitude = np.abs(numbers(x)) @ np.abs(weights).T
+    error = np.abs(numbers(y) - expected)
+    assert (error <= 2.0**-8 * np.abs(expected) + 2.0**-20 * magnitude + 2.0**-134).all()
+
+
+def hard_weights(rng: np.random.Generator) -> Bits:
+    """Weights at the bottom of their windows beside zeros, and the channels W12 finds hardest."""
+    bits = np.full((140, 130), 0x3F80, np.uint16)
+    bits[:, ::4] = 0
+    bits[5], bits[6], bits[7] = 0, 0x8000, rng.integers(1, 128, 130)
+    bits[8, ::2], bits[8, 1::2] = 3, 0x0100
+    bits[9], bits[10], bits[11] = 0x0080, rng.integers(0, 0x6000, 130), 0x6F00
+    bits[12] = rng.integers(0, 190, 130) << 7
+    return bits

@@ -1,0 +1,166 @@
+"""The Hopper GEMM's source, compiled as C++ and run by an emulator of one CTA.
+
+Both ways of reading the escapes. Judged are index arithmetic, the barriers and rings of the roles,
+corrections with and without a place in shared memory, and the joining of tiles; not speed, nor
+memory order between CTAs, nor the hand-over between kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from emulated_cta import (
+    POISON,
+    Bits,
+    aligned,
+    assert_accurate,
+    bf16,
+    compile_kernel,
+    encode,
+    hard_weights,
+    numbers,
+    parts,
+    wide_inputs,
+)
+
+from specpilot_kernels.w12 import modules, reference_gemm
+from specpilot_kernels.w12.split import split
+
+Gemm = Callable[..., Bits]
+
+# CTAs run from the last to the first: the first one of a tile waits for the others' sums.
+_DRIVER = """
+#include "hopper_emulator.h"
+KERNEL
+static TensorMap map;
+static Params params;
+
+extern "C" int run(const void* packed, int bytes, const void* x, int cols, int pitch, int ctas,
+                   int dynamic_bytes) {
+  if (bytes != sizeof params) return 1;
+  std::memcpy(&params, packed, sizeof params);
+  emulator::inputs = {static_cast<const unsigned short*>(x), params.rows, cols, pitch};
+  emulator::kernel = [] { w12_gemm(map, params); };
+  for (int cta = ctas - 1; cta >= 0; --cta) {
+    emulator::begin_cta();
+    emulator::run_cta(cta, kThreads, dynamic_bytes);
+    emulator::end_cta();
+  }
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
+    """`gemm(weight, x, sms=)`: y [rows, out] in bfloat16 patterns."""
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    folder = tmp_path_factory.mktemp("emulator")
+    libraries: dict[tuple[int, bool, bool], ctypes.CDLL] = {}
+
+    def run(
+        bits: Bits, x: Bits, *, sms: int, view_only: bool = False, escape_ring: bool = False
+    ) -> Bits:
+        size = next(size for size in modules.GEMM_ROWS if x.shape[0] <= size)
+        key = size, view_only, escape_ring
+        if key not in libraries:
+            module = modules.gemm_sm90(size, view_only=view_only, escape_ring=escape_ring)
+            libraries[key] = compile_kernel(module, _DRIVER, folder)
+        shared = modules.gemm_sm90_shared_bytes(size, view_only=view_only)
+        return _launch(libraries[key], bits, x, size, sms, shared)
+
+    return run
+
+
+def _launch(library: ctypes.CDLL, bits: Bits, x: Bits, size: int, sms: int, shared: int) -> Bits:
+    weight = encode(bits)
+    tiles, blocks, _ = weight.records.shape
+    (outputs, inputs), rows = bits.shape, x.shape[0]
+    shares = split(tiles, blocks, sms)
+    y = np.full((rows + 1, outputs + 3), POISON, np.uint16)
+    partials = aligned(np.full(sms * 128 * size, 0xFFFFFFFF, np.uint32))
+    overflow = aligned(np.full(sms * 128 * size, np.nan, np.float32))
+    issuing = np.zeros(16, np.uint32)
+    wide = wide_inputs(x)
+    arrays = parts(weight)
+    packed = struct.pack(
+        modules.GEMM_SM90_PARAMS,
+        *(array.ctypes.data for array in arrays), 0,
+        *(array.ctypes.data for array in (y, partials, overflow, issuing)),
+        y.shape[1], rows, outputs, blocks, shares.workers, 0, shares.split_tiles, shares.share,
+        shares.longer, shares.whole_tiles,
+    )  # fmt: skip
+    pointer = ctypes.c_void_p(wide.ctypes.data)
+    status = library.run(
+        packed, len(packed), pointer, inputs, wide.shape[1], shares.workers, shared
+    )
+    assert status == 0
+    assert (partials == 0xFFFFFFFF).all()
+    assert not issuing.any()
+    assert (y[rows:] == POISON).all()
+    assert (y[:, outputs:] == POISON).all()
+    return y[:rows, :outputs]
+
+
+_RNG = np.random.default_rng(1)
+_NORMAL = bf16(_RNG.standard_normal((700, 333)) * 0.02)
+_X = bf16(_RNG.standard_normal((64, 700)))
+
+
+@pytest.mark.parametrize("sms", [1, 2, 4, 11])
+@pytest.mark.parametrize("rows", [1, 16, 31, 48, 64])
+def test_every_split_gives_the_product(gemm: Gemm, rows: int, sms: int) -> None:
+    y = gemm(_NORMAL, _X[:rows, :333], sms=sms)
+    assert_accurate(y, _X[:rows, :333], numbers(_NORMAL))
+
+
+@pytest.mark.parametrize("escape_ring", [False, True], ids=["registers", "ring"])
+@pytest.mark.parametrize("view_only", [False, True], ids=["full", "view"])
+@pytest.mark.parametrize("rows", [9, 40, 64])
+def test_escapes_are_exact(gemm: Gemm, rows: int, view_only: bool, escape_ring: bool) -> None:
+    bits = hard_weights(_RNG)
+    weight = encode(bits)
+    assert weight.escape_count > 3000
+    x = _X[:rows, :130]
+    y = gemm(bits, x, sms=3, view_only=view_only, escape_ring=escape_ring)
+    weights = reference_gemm.weights(weight, view_only=view_only).numpy().astype(np.float64)
+    assert_accurate(y, x, weights)
+
+
+def _with_escapes(count: int) -> Bits:
+    """Weights [700, 700], the last `count` places of a random order being zeros."""
+    bits = np.full((700, 700), 0x3C00, np.uint16)
+    bits[:, 1::2] = 0xBC55
+    places = np.random.default_rng(count).permutation(bits.size)[:count]
+    bits.reshape(-1)[places] = 0
+    return bits
+
+
+# Around chunks of 16 and a ring of 64; six tiles for two and four CTAs: shared ones and whole ones.
+@pytest.mark.parametrize("sms", [1, 2, 4])
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 47, 48, 49, 63, 64, 65, 128, 1000])
+def test_the_ring_gives_the_bits_of_the_registers(gemm: Gemm, count: int, sms: int) -> None:
+    bits = _with_escapes(count)
+    assert encode(bits).escape_count == count
+    x = _X[:3]
+    ring = gemm(bits, x, sms=sms, escape_ring=True)
+    assert np.array_equal(ring, gemm(bits, x, sms=sms))
+    assert_accurate(ring, x, numbers(bits))
+
+
+def test_a_row_has_the_same_bits_in_every_batch(gemm: Gemm) -> None:
+    bits = _NORMAL.copy()
+    bits[:, 5] = 0
+    whole = gemm(bits, _X[:, :333], sms=7, escape_ring=True)
+    for rows in (1, 8, 9, 33, 63):
+        part = gemm(bits, _X[:rows, :333], sms=7, escape_ring=True)
+        assert np.array_equal(part, whole[:rows])
