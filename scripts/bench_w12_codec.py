@@ -5,7 +5,7 @@
 Rates are bytes of BF16 per second. `cpu` divides by the processor time of all threads, `wall` by
 elapsed time; on a shared machine the first is the fairer one. Each is the median of `--repeats`
 runs after a warm-up that compiles. The end-to-end row converts a synthetic checkpoint that lies
-in the page cache: read, encode, decode, compare, three hashes, write, flush.
+in the page cache: read, encode, decode, compare, hash, write, flush.
 """
 
 from __future__ import annotations

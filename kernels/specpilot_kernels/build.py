@@ -292,9 +292,10 @@ def _require(nvrtc: Any, status: Any, module: KernelModule, architecture: str) -
 
 def _bytes(size_of: Any, fill: Any, program: Any) -> bytes:
     _, size = size_of(program)
-    content = b" " * size
+    # Not `bytes`: Python keeps one object for each single byte, and an empty log is one byte long.
+    content = bytearray(size)
     fill(program, content)
-    return content
+    return bytes(content)
 
 
 def _text(size_of: Any, fill: Any, program: Any) -> str:

@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
+from specpilot_cli.io.page_cache import cached_share, drop_cached
 
 MAX_HEADER_BYTES = 100_000_000
 _WIDEST_OFFSET = 10**15
-_CACHE_SAMPLES = 64
-_PAGE = 4096
+_STREAMED = 1 << 16
 # beyond any array library; a zero beside them would hide the rest from the byte count
 _MAX_DIMENSIONS, _MAX_SIZE = 32, 2**48
 
@@ -121,6 +121,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._stream: int | None = None
         self._forgets = False
         try:
             self._handle: BinaryIO = path.open("rb", buffering=0)
@@ -152,6 +153,9 @@ class SafetensorsFile:
     def close(self) -> None:
         """Close the file; reading afterwards raises ValueError."""
         self._handle.close()
+        if self._stream is not None:
+            os.close(self._stream)
+            self._stream = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -182,25 +186,26 @@ class SafetensorsFile:
         if offset < 0 or offset + target.nbytes > info.nbytes:
             raise ValueError(f"`{info.name}` has no bytes {offset} to {offset + target.nbytes}")
         start = info.start + offset
-        self._read_at(start, target)
+        if self._stream is None or target.nbytes < _STREAMED:
+            self._read_at(start, target)
+            return
+        self._read_at(start, target, self._stream)
         if self._forgets:
-            first = start - start % _PAGE
-            length = start + target.nbytes - first
-            os.posix_fadvise(self._handle.fileno(), first, length, os.POSIX_FADV_DONTNEED)
+            drop_cached(self._stream, start, target.nbytes)
 
     def read_once(self) -> None:
         """Say that `read_into` will read the file from front to back, once.
 
         The system then reads ahead, and drops from its cache what was read, unless most of the
         file was cached before: what the user had there stays. Using few pages again and again
-        also takes a fraction of the processor time of filling the cache.
+        also takes a fraction of the processor time of filling the cache. Small reads, which may
+        lie anywhere, do not disturb the reading ahead.
         """
-        handle = self._handle.fileno()
-        step = max(1, self._size // _CACHE_SAMPLES)
-        samples = range(0, self._size, step)
-        cached = sum(_is_cached(handle, position) for position in samples)
-        self._forgets = 2 * cached < len(samples)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        if self._stream is not None:
+            return
+        self._stream = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        os.posix_fadvise(self._stream, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        self._forgets = cached_share(self._handle.fileno(), self._size) < 0.5
 
     def read_bytes(self, name: str) -> bytes:
         """Return the raw little-endian bytes of tensor `name`."""
@@ -226,24 +231,14 @@ class SafetensorsFile:
         self._read_at(8, memoryview(header))
         return bytes(header)
 
-    def _read_at(self, start: int, view: memoryview) -> None:
+    def _read_at(self, start: int, view: memoryview, stream: int | None = None) -> None:
+        descriptor = self._handle.fileno() if stream is None else stream
         done = 0
         while done < view.nbytes:
-            count = os.preadv(self._handle.fileno(), [view[done:]], start + done)
+            count = os.preadv(descriptor, [view[done:]], start + done)
             if count == 0:
                 raise _bad(self.path, f"truncated while reading: ends at byte {start + done}")
             done += count
-
-
-def _is_cached(descriptor: int, position: int) -> bool:
-    """Return whether a byte can be read without touching the disk; True where nobody can tell."""
-    try:
-        os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except (AttributeError, OSError):
-        return True
-    return True
 
 
 def _bad(path: Path, message: str) -> InputError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.page_cache import cached_share
 from specpilot_cli.io.safetensors_stream import (
     MAX_HEADER_BYTES,
     SafetensorsFile,
@@ -220,3 +222,36 @@ def test_shard_writer_leaves_no_valid_file_after_an_error(tmp_path: Path) -> Non
         raise RuntimeError
     with pytest.raises(InputError):
         SafetensorsFile(path)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_reading_once_leaves_the_cache_as_it_was(tmp_path: Path, cached: bool) -> None:
+    """Pages that reading brought in are dropped; pages that were there stay."""
+    path = tmp_path / "x.safetensors"
+    data = np.random.default_rng(0).integers(0, 256, 8 << 20, dtype=np.uint8)
+    write_safetensors(path, {"a": data})
+    with path.open("rb") as handle:
+        os.fsync(handle.fileno())
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached_share(handle.fileno(), 8 << 20) > 0.1:
+            pytest.skip("this file system keeps files in memory")
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached:
+            handle.read()
+        with SafetensorsFile(path) as file:
+            file.read_once()
+            found = np.empty_like(data)
+            for start in range(0, data.size, 1 << 20):
+                file.read_into(file.info("a"), start, found[start : start + (1 << 20)].data)
+        assert np.array_equal(found, data)
+        share = cached_share(handle.fileno(), 8 << 20)
+        assert share > 0.9 if cached else share < 0.5
+
+
+def test_reading_outside_a_tensor_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_safetensors(path, {"a": np.zeros(8, np.uint8), "b": np.zeros(8, np.uint8)})
+    with SafetensorsFile(path) as file:
+        for offset, size in ((-1, 2), (0, 9), (8, 1)):
+            with pytest.raises(ValueError, match="has no bytes"):
+                file.read_into(file.info("a"), offset, memoryview(bytearray(size)))

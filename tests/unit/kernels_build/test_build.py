@@ -284,3 +284,13 @@ def test_too_little_gpu_memory_is_an_error_of_the_machine(monkeypatch: pytest.Mo
     for call in (gpu_codec.encode, gpu_codec.survey):
         with pytest.raises(gpu_codec.GpuMemoryError, match=r"memory: CUDA.*Tried 2 GiB\.$"):
             call(bits)
+
+
+def test_an_empty_compiler_log_changes_no_byte_of_the_interpreter(
+    package: Path, compilations: list[str]
+) -> None:
+    """NVRTC writes where it is told: once into the one object that Python has for b" "."""
+    build.build(MODULE, "sm_90")
+    assert compilations == ["sm_90"]
+    every = bytes(range(256))
+    assert [every[i : i + 1][0] for i in range(256)] == list(range(256))
