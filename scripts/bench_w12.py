@@ -10,7 +10,8 @@ columns take turns. Columns:
     plain       W12, one kernel after the other
     chain       W12 with programmatic dependent launch, as in a layer; the ratio is cuBLAS's time
                 divided by this
-    floor       the W12 kernel moving the same bytes and multiplying nothing, as a chain
+    floor       the W12 kernel moving the same bytes and multiplying nothing, as a chain; it still
+                adds escapes and sends sums between CTAs
     view        the 8-bit view pass, as a chain; its ratio is to `chain`
     warm        W12 chain and cuBLAS on a single copy, which L2 holds in part; ratio of the two
 
