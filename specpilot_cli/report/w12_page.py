@@ -31,7 +31,7 @@ _METHOD = MethodNote(
     "W12",
     "Each channel has a window of 16 neighbouring binades, the one that holds most of its "
     "weights. A weight in it takes 12 bits: sign, place in the window and mantissa. Any other is "
-    "an escape: its column and its 16 bits. Both come back exactly.\n"
+    "an escape: its place and its 16 bits. Both come back exactly.\n"
     "\n"
     "The sizes are read from the manifest and the windows from the shards; the weights were not "
     "read. `specpilot w12 verify` does that and checks every bit.",
