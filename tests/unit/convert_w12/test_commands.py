@@ -232,7 +232,7 @@ def test_missing_folder_is_exit_2(
 ) -> None:
     code, _, err = run(capsys, *words)
     assert code == 2
-    assert "no such model folder" in err
+    assert ("no such model folder" if words[0] == "convert-w12" else "no such W12 folder") in err
 
 
 def test_out_is_needed(make_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]) -> None:
