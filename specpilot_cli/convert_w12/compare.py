@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from specpilot_cli.convert_w12.pipeline import Slot
 from specpilot_cli.io.hf_folder import HfFolder, open_hf_folder
 from specpilot_cli.io.safetensors_stream import NUMPY_DTYPES, SafetensorsFile, TensorInfo
 from specpilot_cli.schema.w12_manifest import W12Tensor
@@ -30,29 +32,70 @@ class Problem:
 
 
 class Comparison:
-    """One tensor against its counterpart: `add` the pieces, then ask for the `result`."""
+    """One tensor against its counterpart: `add` the pieces, then ask for the `result`.
 
-    def __init__(self, file: SafetensorsFile | None, info: TensorInfo | None, other: str) -> None:
+    thread: a single one, which reads the counterpart and compares, in the order of the calls.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        file: SafetensorsFile | None,
+        info: TensorInfo | None,
+        other: str,
+    ) -> None:
+        self._thread = thread
         self._file, self._info = file, info
         self._other = other
         self._different, self._first = 0, -1
+        self._failed: Exception | None = None
 
-    def add(self, start: int, raw: npt.NDArray[np.uint8]) -> None:
-        """Compare bytes of the tensor, from its byte `start` on."""
+    def add(self, start: int, raw: npt.NDArray[np.uint8], slot: Slot) -> None:
+        """Compare bytes of the tensor soon, from its byte `start` on; they lie in `slot`."""
         if self._file is None or self._info is None:
             return
+        slot.hold()
+        self._thread.submit(self._work, self._file, self._info, start, raw, slot)
+
+    def result(self) -> Future[str | None]:
+        """Return how the tensor differs, None if it does not, once all of it is compared.
+
+        InputError: the counterpart cannot be read.
+        """
+        return self._thread.submit(self._result)
+
+    def _work(
+        self,
+        file: SafetensorsFile,
+        info: TensorInfo,
+        start: int,
+        raw: npt.NDArray[np.uint8],
+        slot: Slot,
+    ) -> None:
+        try:
+            if self._failed is None:
+                self._compare(file, info, start, raw)
+        except Exception as error:  # noqa: BLE001 - raised by the result
+            self._failed = error
+        finally:
+            slot.drop()
+
+    def _compare(
+        self, file: SafetensorsFile, info: TensorInfo, start: int, raw: npt.NDArray[np.uint8]
+    ) -> None:
         expected = np.empty(raw.size, np.uint8)
-        self._file.read_into(self._info, start, expected.data)
+        file.read_into(info, start, expected.data)
         # Unsigned integers of the same width: as floats, zeros of both signs would be equal.
-        width = np.dtype(f"u{NUMPY_DTYPES[self._info.dtype].itemsize}")
+        width = np.dtype(f"u{NUMPY_DTYPES[info.dtype].itemsize}")
         differs = raw.view(width) != expected.view(width)
         count = int(np.count_nonzero(differs))
         if count and not self._different:
             self._first = start // width.itemsize + int(np.argmax(differs))
         self._different += count
 
-    def result(self) -> str | None:
-        """Return how the tensor differs, or None if it does not."""
+    def _result(self) -> str | None:
+        if self._failed is not None:
+            raise self._failed
         if self._file is None or self._info is None:
             return self._other
         if not self._different:
@@ -72,6 +115,7 @@ class Reference:
         self.compared = 0
         self._where = {info.name: (shard, info) for shard, info in self.folder.tensors}
         self._file: SafetensorsFile | None = None
+        self._thread = ThreadPoolExecutor(1, "against")
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +126,7 @@ class Reference:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._thread.shutdown()
         if self._file is not None:
             self._file.close()
 
@@ -93,17 +138,20 @@ class Reference:
     def compare(self, tensor: W12Tensor) -> Comparison:
         """Begin the comparison of one tensor."""
         if tensor.name not in self._where:
-            return Comparison(None, None, "not in the source")
+            return Comparison(self._thread, None, None, "not in the source")
         shard, info = self._where[tensor.name]
         if (info.dtype, list(info.shape)) != (tensor.dtype, tensor.shape):
-            return Comparison(None, None, f"the source has {info.dtype} {list(info.shape)}")
+            other = f"the source has {info.dtype} {list(info.shape)}"
+            return Comparison(self._thread, None, None, other)
         self.compared += 1
-        return Comparison(self._open(shard), info, "")
+        return Comparison(self._thread, self._open(shard), info, "")
 
     def _open(self, shard: str) -> SafetensorsFile:
         path = self.folder.path / shard
         if self._file is None or self._file.path != path:
             if self._file is not None:
+                # What is still to be compared reads from it.
+                self._thread.submit(lambda: None).result()
                 self._file.close()
             self._file = SafetensorsFile(path)
             self._file.read_once()

@@ -94,7 +94,7 @@ class _Checked:
 
     tensor: W12Tensor
     malformed: str | None
-    difference: str | None
+    difference: Future[str | None] | None
     stored_crc32: Future[str]
     prefix_sha256: Future[str]
 
@@ -137,7 +137,7 @@ class _Job:
         def take(piece: Piece, raw: Raw, slot: Slot) -> None:
             chain.update(raw, slot)
             if comparison is not None:
-                comparison.add(piece.start, raw)
+                comparison.add(piece.start, raw, slot)
 
         malformed = decode_tensor(self.crew, self.opened, tensor, take, stored=stored)
         difference = comparison.result() if comparison is not None else None
@@ -149,12 +149,13 @@ def _what_is_wrong(found: _Checked, right: bool) -> str | None:
     if found.malformed is not None:
         return f"the stored parts were altered: {found.malformed}"
     intact = found.stored_crc32.result() == found.tensor.stored_crc32
+    difference = found.difference.result() if found.difference is not None else None
     if intact and right:
-        return found.difference
+        return difference
     altered = "the stored parts were altered"
     if found.tensor.encoding == "stored" or intact:
         altered = "its bytes are not the source's"
-    return altered if found.difference is None else f"{altered}: {found.difference}"
+    return altered if difference is None else f"{altered}: {difference}"
 
 
 def _check_file(path: Path, sha256: str) -> str | None:

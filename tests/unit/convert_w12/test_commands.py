@@ -144,6 +144,13 @@ def test_a_mismatch_counts_what_is_wrong_and_names_the_shard(
     assert out.endswith("mismatch: 1 of 13 tensors, 1 of 4 other files\n")
 
 
+def test_help_of_the_group_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "w12", "--help")
+    assert code == 0
+    assert "Examples:" in out
+    assert "specpilot w12 restore Qwen3.8-27B-W12 -o Qwen3.8-27B" in out
+
+
 def test_quiet_inspect_prints_totals_only(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import threading
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specpilot_cli.convert_w12.compare import Comparison, Reference
 from specpilot_cli.convert_w12.inspect import inspect_folder
 from specpilot_cli.convert_w12.restore import restore_folder
 from specpilot_cli.convert_w12.verify import Verification, verify_folder
@@ -24,7 +28,7 @@ from specpilot_cli.io.w12_folder import (
     read_folder_tensors,
     read_w12_tensors,
 )
-from specpilot_cli.schema.w12_manifest import W12Manifest, sealed
+from specpilot_cli.schema.w12_manifest import W12Manifest, W12Tensor, sealed
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, weights
@@ -136,6 +140,45 @@ def test_changed_source_is_found_and_located(
     assert "1 of 65536 elements differ from the source, the first at [200, 3]" in what["a.weight"]
     assert what["b.weight"] == "not in the source"
     assert what["c.weight"] == "in the source, not in the W12 folder"
+
+
+def test_the_source_is_read_beside_the_decoding(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on the thread that finishes the pieces: everything would wait for it."""
+    tensors = {f"layers.{i}.weight": weights(i, 1024, 2048) for i in range(4)}
+    source = make_checkpoint(tensors, shards=2)
+    convert(source, tmp_path / "w12")
+    read, threads = SafetensorsFile.read_into, set()
+
+    def watched(self: SafetensorsFile, *args: Any) -> None:
+        if self.path.parent == source:
+            threads.add(threading.current_thread())
+        read(self, *args)
+
+    monkeypatch.setattr(SafetensorsFile, "read_into", watched)
+    assert verify_folder(tmp_path / "w12", source).verdict == "identical"
+    (thread,) = threads
+    assert thread is not threading.main_thread()
+
+
+def test_a_source_that_cannot_be_read_is_an_error_of_the_input(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint({f"layers.{i}.weight": weights(i, 1024, 2048) for i in range(4)})
+    convert(source, tmp_path / "w12")
+    compare = Reference.compare
+
+    def cut(self: Reference, tensor: W12Tensor) -> Comparison:
+        found = compare(self, tensor)
+        if tensor.name == "layers.2.weight":
+            os.truncate(source / "model.safetensors", 10_000_000)
+        return found
+
+    monkeypatch.setattr(Reference, "compare", cut)
+    with pytest.raises(InputError, match="truncated while reading") as caught:
+        verify_folder(tmp_path / "w12", source)
+    assert caught.value.where == str(source / "model.safetensors")
 
 
 def test_equal_nan_is_equal_and_zero_signs_are_not(
