@@ -107,7 +107,8 @@ def read_exact_text(path: Path) -> str:
 
 
 def _object(text: str, path: Path) -> dict[str, Any]:
-    value = parse_json(text, str(path))
+    # Configurations of Mamba models hold Infinity, and transformers reads it.
+    value = parse_json(text, str(path), finite=False)
     if not isinstance(value, dict):
         raise InputError("expected a JSON object", where=str(path), hint=_WHOLE)
     return value
@@ -244,5 +245,5 @@ def _entries(folder: Path, root: Path) -> Iterator[str]:
 
 
 def config_json(config: dict[str, Any]) -> str:
-    """Return a configuration as Hugging Face writes it."""
+    """Return a configuration as Hugging Face writes it, NaN and Infinity included."""
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
