@@ -207,11 +207,7 @@ class _Sources:
         """Return the file that holds `tensor`, which must still be where it was."""
         file = self.open_file(tensor.source)
         if file.info(tensor.info.name) != tensor.info:
-            raise InputError(
-                f"the file changed during the conversion: `{tensor.info.name}` lies elsewhere",
-                where=str(file.path),
-                hint="convert again when nothing writes to the source",
-            )
+            raise _changed(file, f": `{tensor.info.name}` lies elsewhere")
         return file
 
     def open_file(self, name: str) -> SafetensorsFile:
@@ -222,6 +218,14 @@ class _Sources:
             self._file = self._stack.enter_context(SafetensorsFile(path))
             self._file.read_once()
         return self._file
+
+
+def _changed(file: SafetensorsFile, what: str = "") -> InputError:
+    return InputError(
+        f"the file changed during the conversion{what}",
+        where=str(file.path),
+        hint="convert again when nothing writes to the source",
+    )
 
 
 @dataclass(slots=True)
@@ -266,6 +270,9 @@ class _Job:
     def _close_source(self, stream: SourceStream | None) -> None:
         if stream is None:
             return
+        # Tensors that do not shrink were read twice, and hashed once.
+        if not stream.file.is_unchanged():
+            raise _changed(stream.file)
         sha256 = stream.chain.hexdigest().result()
         refuse_altered_blob(stream.file.path, sha256)
         self.contents.sources.append(

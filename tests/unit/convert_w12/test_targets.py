@@ -21,6 +21,7 @@ from specpilot_cli.convert_w12.convert import survey_folder
 from specpilot_cli.convert_w12.output import OutputShard
 from specpilot_cli.convert_w12.plan import Selection
 from specpilot_cli.convert_w12.restore import restore_folder
+from specpilot_cli.convert_w12.target import free_disk_bytes
 from specpilot_cli.convert_w12.verify import verify_folder
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hf_folder import open_hf_folder, why_left_out
@@ -48,6 +49,26 @@ def test_link_in_the_place_of_the_partial_folder_is_refused(
     with pytest.raises(InputError, match="cannot write"):
         convert(make_checkpoint(), tmp_path / "w12")
     assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["thesis.tex"]
+
+
+def test_a_mount_point_is_refused_before_the_work(make_checkpoint: MakeCheckpoint) -> None:
+    """A whole conversion would go to the disk beside it, and then could not be renamed."""
+    mounted = Path("/dev/shm") if Path("/dev/shm").is_mount() else Path("/")
+    with pytest.raises(InputError, match="mount point") as caught:
+        convert(make_checkpoint(), mounted)
+    assert caught.value.hint == "give a folder inside it"
+
+
+def test_room_is_asked_for_where_the_partial_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=7)
+    )
+    (tmp_path / "w12").mkdir()
+    assert free_disk_bytes(tmp_path / "w12") == 7
+    assert asked == [tmp_path]
 
 
 def test_overlap_with_the_source_is_refused(
