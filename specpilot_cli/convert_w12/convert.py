@@ -26,20 +26,15 @@ from specpilot_cli.convert_w12.leftovers import (
 )
 from specpilot_cli.convert_w12.output import OutputShard
 from specpilot_cli.convert_w12.pipeline import Crew
-from specpilot_cli.convert_w12.plan import (
-    Outcome,
-    Selection,
-    check_selection,
-    refuse_name_clash,
-    refuse_quantised,
-)
+from specpilot_cli.convert_w12.plan import Outcome, Selection
 from specpilot_cli.convert_w12.resume import finished_before
 from specpilot_cli.convert_w12.shards import (
     DiskNeed,
     PlannedShard,
     PlannedTensor,
     disk_need,
-    plan_shards,
+    plan_conversion,
+    shard_metadata,
 )
 from specpilot_cli.convert_w12.target import (
     check_disk,
@@ -104,10 +99,9 @@ def survey_folder(
 
     InputError as in `convert_folder`.
     """
-    _check_source(folder, selection)
+    shards = plan_conversion(folder, selection, shard_bytes)
     progress = _Progress(reporter, folder.tensor_bytes)
     sources = _Sources(folder)
-    shards = plan_shards(folder, selection, shard_bytes)
     with Crew(codec or open_codec("cpu"), threads) as crew, sources:
         for shard in shards:
             for tensor in shard.tensors:
@@ -136,17 +130,15 @@ def convert_folder(
     """Write the W12 form of `folder` to `target`; the manifest comes last, then the rename.
 
     shard_bytes: divide the tensors anew, see `plan_shards`. codec: the CPU's by default.
-
     With `resume`, what an interrupted run left is compared with what would be written and kept
     as far as it is the same, and what is done stays for the next try on an error; a target that
     is finished and right is only checked.
 
-    InputError: a quantised source, a target that exists, is a symlink or overlaps the source,
-    a pattern without a match, a damaged shard. MachineError: the disk may be too small. On any
+    InputError: as in `plan_conversion`, a target that exists, is a symlink or overlaps the source,
+    a damaged shard, a source that is written to meanwhile. MachineError: the disk may be too small. On any
     error, and on a kill, `target` does not appear; what an interrupted run wrote stays.
     """
-    _check_source(folder, selection)
-    shards = plan_shards(folder, selection, shard_bytes)
+    shards = plan_conversion(folder, selection, shard_bytes)
     carried = _carried_bytes(folder)
     need = disk_need(shards, carried)
     if resume and (target / MANIFEST_NAME).is_file() and not force:
@@ -285,13 +277,8 @@ class _Job:
         )
 
     def _open_shard(self, shard: PlannedShard) -> OutputShard:
-        longest = [spec for tensor in shard.tensors for spec in tensor.longest()]
-        first = shard.tensors[0].source if shard.tensors else self.folder.shards[0]
-        if shard.name in self.folder.shards and not shard.tensors:
-            first = shard.name
-        with SafetensorsFile(self.folder.path / first) as file:
-            metadata = file.metadata
-        return OutputShard(self.out / shard.name, longest, metadata, resume=self.resume)
+        metadata = shard_metadata(self.folder, shard)
+        return OutputShard(self.out / shard.name, shard.longest(), metadata, resume=self.resume)
 
     def _close_shard(self, out: OutputShard) -> None:
         self.contents.shards.append(
@@ -330,12 +317,6 @@ class _Job:
             )
             for tensor, outcome, stored_crc32, prefix_sha256 in self.written
         ]
-
-
-def _check_source(folder: HfFolder, selection: Selection) -> None:
-    refuse_quantised(folder)
-    refuse_name_clash(folder)
-    check_selection(selection, folder)
 
 
 def _carried_bytes(folder: HfFolder) -> int:
