@@ -171,14 +171,14 @@ def _disk_full_is_said(target: Path, resume: bool) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        what, hint = "the disk is full", "free some space or write to another disk"
+        if error.errno == errno.EFBIG:
+            what = "a file would be larger than the disk or a limit of this shell allows"
+            hint = "make smaller shards with --shard-size, or raise `ulimit -f`"
         done = "--resume continues from what is done" if resume else "nothing was kept"
-        raise MachineError(
-            f"the disk is full; {done}",
-            where=str(target),
-            hint="free some space or write to another disk",
-        ) from error
+        raise MachineError(f"{what}; {done}", where=str(target), hint=hint) from error
 
 
 class _Sources:

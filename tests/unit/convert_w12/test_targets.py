@@ -139,6 +139,18 @@ def test_disk_that_fills_up_leaves_nothing(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
 
 
+def test_a_limit_on_file_sizes_is_the_machines(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: Any) -> None:
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(ShardWriter, "write", too_large)
+    with pytest.raises(MachineError, match="nothing was kept") as caught:
+        convert(make_checkpoint(), tmp_path / "w12")
+    assert "--shard-size" in (caught.value.hint or "")
+
+
 def test_codec_error_is_caught_before_writing(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
