@@ -97,7 +97,7 @@ def survey_folder(
 ) -> Conversion:
     """Read every tensor and return what a conversion would give; write nothing.
 
-    InputError as in `convert_folder`.
+    InputError as in `plan_conversion`, and for a damaged shard.
     """
     shards = plan_conversion(folder, selection, shard_bytes)
     progress = _Progress(reporter, folder.tensor_bytes)
@@ -135,8 +135,9 @@ def convert_folder(
     is finished and right is only checked.
 
     InputError: as in `plan_conversion`, a target that exists, is a symlink or overlaps the source,
-    a damaged shard, a source that is written to meanwhile. MachineError: the disk may be too small. On any
-    error, and on a kill, `target` does not appear; what an interrupted run wrote stays.
+    a damaged shard, a source that is written to meanwhile. MachineError: the disk may be too
+    small. On any error, and on a kill, `target` does not appear; what an interrupted run wrote
+    stays.
     """
     shards = plan_conversion(folder, selection, shard_bytes)
     carried = _carried_bytes(folder)

@@ -17,8 +17,9 @@ def check_target(target: Path, source: Path, written: Collection[str], *, force:
     """Raise InputError unless `target` may be created, or with `force` replaced.
 
     Refused: a symlink (it may lead into a shared cache), a mount point (nothing can be renamed
-    to it), a folder inside the source or around it, a non-empty folder without `force`, and with `force` a folder holding files other than
-    `written` (relative paths): replacing it would lose them.
+    to it), a folder inside the source or around it, a non-empty folder without `force`, and with
+    `force` a folder holding files other than `written` (relative paths): replacing it would lose
+    them.
     """
     if target.is_symlink():
         raise InputError(

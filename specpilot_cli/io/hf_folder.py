@@ -238,8 +238,15 @@ def _refuse_unwritable_name(name: str, path: Path) -> None:
     elif below and (top in _WRITTEN_NAMES or top.endswith(".safetensors")):
         problem = f"lies in a folder named `{top}`, as a conversion names a file"
     if problem is not None:
-        shown, where = (os.fsencode(text).decode(errors="backslashreplace") for text in (name, path))
-        raise InputError(f"the name of `{shown}` {problem}", where=where, hint="rename it")
+        raise InputError(
+            f"the name of `{_printable(name)}` {problem}",
+            where=_printable(str(path)),
+            hint="rename it",
+        )
+
+
+def _printable(name: str) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def why_left_out(relative: str) -> str | None:
