@@ -156,8 +156,9 @@ def _explained(
         )
     first_line = str(error).strip().splitlines()[:1] or [type(error).__name__]
     return MachineError(
-        f"cannot fetch `{asked}` from the Hub: {first_line[0]}",
+        f"cannot fetch `{asked}` from the Hub: {first_line[0].removeprefix('Got: ')}",
         where=asked,
         hint="check the network and the free disk space, then run the same command again: what "
-        "was fetched is kept",
+        "was fetched is kept; without a network give a folder, or set HF_HUB_OFFLINE=1 if it was "
+        "fetched before",
     )

@@ -48,8 +48,10 @@ def test_bytes_parse_with_decimal_and_binary_suffixes(text: str, value: int) -> 
     "text", ["", "GB", "-1 GB", "1 parsec", "1 2 GB", "nan", "1e400", "1e300TB"]
 )
 def test_nonsense_quantities_are_input_errors(text: str) -> None:
-    with pytest.raises(InputError):
-        units.parse_bytes(text)
+    with pytest.raises(InputError) as caught:
+        units.parse_bytes(text, where="--size")
+    assert caught.value.where == "--size"
+    assert caught.value.hint
 
 
 @given(st.integers(min_value=1000, max_value=10**15))
