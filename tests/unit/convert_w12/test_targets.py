@@ -21,7 +21,6 @@ from specpilot_cli.convert_w12.convert import survey_folder
 from specpilot_cli.convert_w12.output import OutputShard
 from specpilot_cli.convert_w12.plan import Selection
 from specpilot_cli.convert_w12.restore import restore_folder
-from specpilot_cli.convert_w12.target import free_disk_bytes
 from specpilot_cli.convert_w12.verify import verify_folder
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hf_folder import open_hf_folder, why_left_out
@@ -49,26 +48,6 @@ def test_link_in_the_place_of_the_partial_folder_is_refused(
     with pytest.raises(InputError, match="cannot write"):
         convert(make_checkpoint(), tmp_path / "w12")
     assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["thesis.tex"]
-
-
-def test_a_mount_point_is_refused_before_the_work(make_checkpoint: MakeCheckpoint) -> None:
-    """A whole conversion would go to the disk beside it, and then could not be renamed."""
-    mounted = Path("/dev/shm") if Path("/dev/shm").is_mount() else Path("/")
-    with pytest.raises(InputError, match="mount point") as caught:
-        convert(make_checkpoint(), mounted)
-    assert caught.value.hint == "give a folder inside it"
-
-
-def test_room_is_asked_for_where_the_partial_lies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=7)
-    )
-    (tmp_path / "w12").mkdir()
-    assert free_disk_bytes(tmp_path / "w12") == 7
-    assert asked == [tmp_path]
 
 
 def test_overlap_with_the_source_is_refused(
@@ -138,18 +117,6 @@ def test_disk_that_fills_up_leaves_nothing(
         convert(source, tmp_path / "w12")
     assert caught.value.hint
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
-
-
-def test_a_limit_on_file_sizes_is_the_machines(
-    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def too_large(*_: Any) -> None:
-        raise OSError(errno.EFBIG, "File too large")
-
-    monkeypatch.setattr(ShardWriter, "write", too_large)
-    with pytest.raises(MachineError, match="nothing was kept") as caught:
-        convert(make_checkpoint(), tmp_path / "w12")
-    assert "--shard-size" in (caught.value.hint or "")
 
 
 def test_a_source_that_changes_meanwhile_is_named(
