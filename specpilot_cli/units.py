@@ -71,15 +71,15 @@ def parse_bytes(text: str, *, where: str | None = None) -> int:
     where: the option or key that has the text. InputError for anything else.
     """
     match = _QUANTITY.fullmatch(text)
-    value = float(match.group(1)) if match is not None else math.inf
-    if match is None or not math.isfinite(value):
-        raise InputError(
-            f"`{text}` is not bytes", where=where, hint="for example `512MB` or `2GiB`"
-        )
-    unit = match.group(2)
+    unit = match.group(2) if match is not None else ""
     factor = _BYTE_UNITS.get(unit.lower() or "b")
     if factor is None:
         raise InputError(
             f"unknown byte unit `{unit}` in `{text}`", where=where, hint="use B, kB, MB, GB or GiB"
         )
-    return round(value * factor)
+    size = float(match.group(1)) * factor if match is not None else math.inf
+    if not math.isfinite(size):
+        raise InputError(
+            f"`{text}` is not bytes", where=where, hint="for example `512MB` or `2GiB`"
+        )
+    return round(size)

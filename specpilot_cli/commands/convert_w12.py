@@ -154,7 +154,13 @@ def _shard_bytes(text: str | None) -> int | None:
 def _check_usage(
     source: str, out: Path | None, report: Path | None, *, dry_run: bool, force: bool
 ) -> None:
-    inputs = (local_folder(source), out)
+    from specpilot_cli.io.atomic import partial_path, retired_path
+
+    if out is not None and out.name in ("", ".."):
+        raise InputError(f"`{out}` is no name for a new folder", where="--out", hint="name it")
+    # The report is written last: none of the conversion's folders may hold it.
+    folders = (out, partial_path(out), retired_path(out)) if out is not None else ()
+    inputs = (local_folder(source), *folders)
     options.check_output(report, force, where="--report", inputs=inputs)
     options.check_not_input({"--out": out}, inputs[:1])
     if out is None and not dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -13,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.convert_w12.pipeline import Slot
-from specpilot_cli.io.hf_folder import HfFolder, open_hf_folder
+from specpilot_cli.io.hashing import sha256_file
+from specpilot_cli.io.hf_folder import CONFIG_NAME, INDEX_NAME, HfFolder, open_hf_folder
 from specpilot_cli.io.safetensors_stream import NUMPY_DTYPES, SafetensorsFile, TensorInfo
-from specpilot_cli.schema.w12_manifest import W12Tensor
+from specpilot_cli.schema.w12_manifest import W12Manifest, W12Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,28 @@ class Reference:
         absent = [name for name in self._where if name not in names]
         return [Problem("tensor", name, "in the source, not in the W12 folder") for name in absent]
 
+    def around_tensors(self, manifest: W12Manifest) -> Iterator[Problem]:
+        """Yield what differs from the checkpoint in its texts, other files and file headers."""
+        texts = {CONFIG_NAME: self.folder.config_text}
+        if self.folder.index_text is not None:
+            texts[INDEX_NAME] = self.folder.index_text
+        carried = {file.path: file.sha256 for file in manifest.files if file.carried}
+        carried_there = {name: sha256_file(self.folder.path / name) for name in self.folder.carried}
+        headers = {source.name: source.header.encode() for source in manifest.sources}
+        for kind, converted, there in (
+            ("file", manifest.source_texts, texts),
+            ("file", carried, carried_there),
+            ("source", headers, self._headers()),
+        ):
+            yield from _differences(kind, converted, there)
+
+    def _headers(self) -> dict[str, bytes]:
+        found = {}
+        for name in self.folder.shards:
+            with SafetensorsFile(self.folder.path / name) as file:
+                found[name] = file.header_bytes
+        return found
+
     def compare(self, tensor: W12Tensor) -> Comparison:
         """Begin the comparison of one tensor."""
         if tensor.name not in self._where:
@@ -156,3 +180,17 @@ class Reference:
             self._file = SafetensorsFile(path)
             self._file.read_once()
         return self._file
+
+
+def _differences(
+    kind: str, converted: Mapping[str, str | bytes], there: Mapping[str, str | bytes]
+) -> Iterator[Problem]:
+    """Yield a problem for each name whose content is not the same in both."""
+    what = "header differs" if kind == "source" else "differs"
+    for name in sorted({*converted, *there}):
+        if name not in there:
+            yield Problem(kind, name, "not in the source")
+        elif name not in converted:
+            yield Problem(kind, name, "in the source, not in the W12 folder")
+        elif converted[name] != there[name]:
+            yield Problem(kind, name, f"{what} from the source's")

@@ -26,20 +26,15 @@ from specpilot_cli.convert_w12.leftovers import (
 )
 from specpilot_cli.convert_w12.output import OutputShard
 from specpilot_cli.convert_w12.pipeline import Crew
-from specpilot_cli.convert_w12.plan import (
-    Outcome,
-    Selection,
-    check_selection,
-    refuse_name_clash,
-    refuse_quantised,
-)
+from specpilot_cli.convert_w12.plan import Outcome, Selection
 from specpilot_cli.convert_w12.resume import finished_before
 from specpilot_cli.convert_w12.shards import (
     DiskNeed,
     PlannedShard,
     PlannedTensor,
     disk_need,
-    plan_shards,
+    plan_conversion,
+    shard_metadata,
 )
 from specpilot_cli.convert_w12.target import (
     check_disk,
@@ -102,12 +97,11 @@ def survey_folder(
 ) -> Conversion:
     """Read every tensor and return what a conversion would give; write nothing.
 
-    InputError as in `convert_folder`.
+    InputError as in `plan_conversion`, and for a damaged shard.
     """
-    _check_source(folder, selection)
+    shards = plan_conversion(folder, selection, shard_bytes)
     progress = _Progress(reporter, folder.tensor_bytes)
     sources = _Sources(folder)
-    shards = plan_shards(folder, selection, shard_bytes)
     with Crew(codec or open_codec("cpu"), threads) as crew, sources:
         for shard in shards:
             for tensor in shard.tensors:
@@ -140,12 +134,12 @@ def convert_folder(
     as far as it is the same, and what is done stays for the next try on an error; a target that
     is finished and right is only checked.
 
-    InputError: a quantised source, a target that exists, is a symlink or overlaps the source,
-    a pattern without a match, a damaged shard. MachineError: the disk may be too small. On any
-    error, and on a kill, `target` does not appear; what an interrupted run wrote stays.
+    InputError: as in `plan_conversion`, a target that exists, is a symlink or overlaps the source,
+    a damaged shard, a source that is written to meanwhile. MachineError: the disk may be too
+    small. On any error, and on a kill, `target` does not appear; what an interrupted run wrote
+    stays.
     """
-    _check_source(folder, selection)
-    shards = plan_shards(folder, selection, shard_bytes)
+    shards = plan_conversion(folder, selection, shard_bytes)
     carried = _carried_bytes(folder)
     need = disk_need(shards, carried)
     if resume and (target / MANIFEST_NAME).is_file() and not force:
@@ -178,14 +172,14 @@ def _disk_full_is_said(target: Path, resume: bool) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        what, hint = "the disk is full", "free some space or write to another disk"
+        if error.errno == errno.EFBIG:
+            what = "a file would be larger than the disk or a limit of this shell allows"
+            hint = "make smaller shards with --shard-size, or raise `ulimit -f`"
         done = "--resume continues from what is done" if resume else "nothing was kept"
-        raise MachineError(
-            f"the disk is full; {done}",
-            where=str(target),
-            hint="free some space or write to another disk",
-        ) from error
+        raise MachineError(f"{what}; {done}", where=str(target), hint=hint) from error
 
 
 class _Sources:
@@ -206,11 +200,7 @@ class _Sources:
         """Return the file that holds `tensor`, which must still be where it was."""
         file = self.open_file(tensor.source)
         if file.info(tensor.info.name) != tensor.info:
-            raise InputError(
-                f"the file changed during the conversion: `{tensor.info.name}` lies elsewhere",
-                where=str(file.path),
-                hint="convert again when nothing writes to the source",
-            )
+            raise _changed(file, f": `{tensor.info.name}` lies elsewhere")
         return file
 
     def open_file(self, name: str) -> SafetensorsFile:
@@ -221,6 +211,14 @@ class _Sources:
             self._file = self._stack.enter_context(SafetensorsFile(path))
             self._file.read_once()
         return self._file
+
+
+def _changed(file: SafetensorsFile, what: str = "") -> InputError:
+    return InputError(
+        f"the file changed during the conversion{what}",
+        where=str(file.path),
+        hint="convert again when nothing writes to the source",
+    )
 
 
 @dataclass(slots=True)
@@ -265,6 +263,9 @@ class _Job:
     def _close_source(self, stream: SourceStream | None) -> None:
         if stream is None:
             return
+        # Tensors that do not shrink were read twice, and hashed once.
+        if not stream.file.is_unchanged():
+            raise _changed(stream.file)
         sha256 = stream.chain.hexdigest().result()
         refuse_altered_blob(stream.file.path, sha256)
         self.contents.sources.append(
@@ -277,13 +278,8 @@ class _Job:
         )
 
     def _open_shard(self, shard: PlannedShard) -> OutputShard:
-        longest = [spec for tensor in shard.tensors for spec in tensor.longest()]
-        first = shard.tensors[0].source if shard.tensors else self.folder.shards[0]
-        if shard.name in self.folder.shards and not shard.tensors:
-            first = shard.name
-        with SafetensorsFile(self.folder.path / first) as file:
-            metadata = file.metadata
-        return OutputShard(self.out / shard.name, longest, metadata, resume=self.resume)
+        metadata = shard_metadata(self.folder, shard)
+        return OutputShard(self.out / shard.name, shard.longest(), metadata, resume=self.resume)
 
     def _close_shard(self, out: OutputShard) -> None:
         self.contents.shards.append(
@@ -322,12 +318,6 @@ class _Job:
             )
             for tensor, outcome, stored_crc32, prefix_sha256 in self.written
         ]
-
-
-def _check_source(folder: HfFolder, selection: Selection) -> None:
-    refuse_quantised(folder)
-    refuse_name_clash(folder)
-    check_selection(selection, folder)
 
 
 def _carried_bytes(folder: HfFolder) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from specpilot_cli.convert_w12.shards import PlannedShard
 from specpilot_cli.convert_w12.target import check_target
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.append_file import only_name
 from specpilot_cli.io.atomic import partial_path
 from specpilot_cli.io.hf_folder import CONFIG_NAME, INDEX_NAME, HfFolder
 from specpilot_cli.io.w12_folder import read_manifest
@@ -82,9 +84,14 @@ def tell_leftover(target: Path, nbytes: int, resume: bool, reporter: Reporter) -
 
 
 def clear(temporary: Path, names: Collection[str]) -> None:
-    """Remove all leftovers but regular files that may be shards of this conversion."""
+    """Remove all leftovers but files that may be shards of this conversion.
+
+    A file with a second name is removed too: it may be a file of the source, copied by links,
+    and what is kept is written to.
+    """
     for leftover in list(temporary.iterdir()):
-        if leftover.is_dir() and not leftover.is_symlink():
+        found = leftover.lstat()
+        if stat.S_ISDIR(found.st_mode):
             shutil.rmtree(leftover)
-        elif leftover.is_symlink() or leftover.name not in names:
+        elif leftover.name not in names or not only_name(found):
             leftover.unlink()

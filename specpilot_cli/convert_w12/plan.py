@@ -8,7 +8,7 @@ use. A wrong guess costs speed, never exactness, and every guess is reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -133,16 +133,16 @@ def refuse_quantised(folder: HfFolder) -> None:
             )
 
 
-def refuse_name_clash(folder: HfFolder) -> None:
-    """Raise InputError if a tensor has a name that W12 gives to a part of another."""
+def refuse_name_clash(folder: HfFolder, converting: Iterable[str]) -> None:
+    """Raise InputError if W12 gives a part of a tensor to convert the name of another tensor."""
     names = {info.name for _, info in folder.tensors}
-    for name in names:
+    for name in converting:
         for suffix in layout.PART_SUFFIXES.values():
-            if name.endswith(suffix) and name.removesuffix(suffix) in names:
+            if name + suffix in names:
                 raise InputError(
-                    f"tensor `{name}` has the name W12 gives to a part of another tensor",
+                    f"tensor `{name}{suffix}` has the name W12 gives to a part of `{name}`",
                     where=str(folder.path),
-                    hint=f"exclude the other one: --exclude {name.removesuffix(suffix)!r}",
+                    hint=f"exclude the other one: --exclude {name!r}",
                 )
 
 

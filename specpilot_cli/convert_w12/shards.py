@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from math import prod
 
 from specpilot_cli.convert_w12.output import ALIGNMENT
-from specpilot_cli.convert_w12.plan import Selection, reason_to_keep
+from specpilot_cli.convert_w12.plan import (
+    Selection,
+    check_selection,
+    reason_to_keep,
+    refuse_name_clash,
+    refuse_quantised,
+)
 from specpilot_cli.io.append_file import AHEAD_BYTES, CHUNK_BYTES
 from specpilot_cli.io.hf_folder import SINGLE_NAME, HfFolder
-from specpilot_cli.io.safetensors_stream import TensorInfo
-from specpilot_cli.io.shard_writer import TensorSpec
+from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorInfo
+from specpilot_cli.io.shard_writer import TensorSpec, reserved_bytes
 from specpilot_kernels.w12.stored import encoded_specs, part_shapes
 
 # For file headers, the manifest and the file system's own needs.
@@ -50,6 +56,10 @@ class PlannedShard:
     name: str
     tensors: tuple[PlannedTensor, ...]
 
+    def longest(self) -> list[TensorSpec]:
+        """Return (name, dtype, shape) of all that may be in its header, at the longest."""
+        return [spec for tensor in self.tensors for spec in tensor.longest()]
+
     def most_bytes(self) -> int:
         """Return the most bytes its tensors may take: none is ever stored larger than it was."""
         return sum(tensor.info.nbytes for tensor in self.tensors)
@@ -82,6 +92,33 @@ def disk_need(shards: Sequence[PlannedShard], carried_bytes: int) -> DiskNeed:
     waiting = max((shard.most_waiting_bytes() for shard in shards), default=0)
     ahead = AHEAD_BYTES if max(written, default=0) >= CHUNK_BYTES else 0
     return DiskNeed(sum(written) + waiting + carried_bytes, _MARGIN_BYTES + ahead)
+
+
+def plan_conversion(
+    folder: HfFolder, selection: Selection, shard_bytes: int | None = None
+) -> tuple[PlannedShard, ...]:
+    """Return the shards of a conversion that can be done, see `plan_shards`.
+
+    InputError: a quantised source, a pattern without a match, two tensors that would have one
+    name, a header longer than safetensors allows.
+    """
+    refuse_quantised(folder)
+    check_selection(selection, folder)
+    shards = plan_shards(folder, selection, shard_bytes)
+    converting = (t.info.name for shard in shards for t in shard.tensors if t.reason is None)
+    refuse_name_clash(folder, converting)
+    for shard in shards:
+        reserved_bytes(shard.name, shard.longest(), shard_metadata(folder, shard))
+    return shards
+
+
+def shard_metadata(folder: HfFolder, shard: PlannedShard) -> dict[str, str]:
+    """Return `__metadata__` for a shard: that of the source file where its tensors begin."""
+    first = shard.tensors[0].source if shard.tensors else folder.shards[0]
+    if shard.name in folder.shards and not shard.tensors:
+        first = shard.name
+    with SafetensorsFile(folder.path / first) as file:
+        return file.metadata
 
 
 def plan_shards(

@@ -16,13 +16,20 @@ _SHA256_NAME = re.compile("[0-9a-f]{64}")
 def check_target(target: Path, source: Path, written: Collection[str], *, force: bool) -> None:
     """Raise InputError unless `target` may be created, or with `force` replaced.
 
-    Refused: a symlink (it may lead into a shared cache), a folder inside the source or around
-    it, a non-empty folder without `force`, and with `force` a folder holding files other than
-    `written` (relative paths): replacing it would lose them.
+    Refused: a symlink (it may lead into a shared cache), a mount point (nothing can be renamed
+    to it), a folder inside the source or around it, a non-empty folder without `force`, and with
+    `force` a folder holding files other than `written` (relative paths): replacing it would lose
+    them.
     """
     if target.is_symlink():
         raise InputError(
             f"`{target}` is a symbolic link", where=str(target), hint="give a real folder"
+        )
+    if target.is_mount():
+        raise InputError(
+            f"`{target}` is a mount point, which no finished folder can take the place of",
+            where=str(target),
+            hint="give a folder inside it",
         )
     here, there = source.resolve(), target.resolve()
     if here == there or here in there.parents or there in here.parents:
@@ -50,8 +57,8 @@ def check_target(target: Path, source: Path, written: Collection[str], *, force:
 
 
 def free_disk_bytes(target: Path) -> int:
-    """Return what is free on the disk where `target` is or would be."""
-    existing = next(folder for folder in (target, *target.absolute().parents) if folder.is_dir())
+    """Return what is free on the disk where `target` is written: beside it, see io.atomic."""
+    existing = next(folder for folder in target.absolute().parents if folder.is_dir())
     return shutil.disk_usage(existing).free
 
 

@@ -78,6 +78,8 @@ def verify_folder(
             what = _check_file(path / other.path, other.sha256)
             if what is not None:
                 problems.append(Problem("file", other.path, what))
+        if source is not None:
+            problems += source.around_tensors(opened.manifest)
     return Verification(
         tensors=len(tensors),
         converted=sum(tensor.encoding == "w12" for tensor in tensors),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +33,11 @@ _COMPARED = 1 << 20
 _spare: list[Bytes] = []
 
 
+def only_name(found: os.stat_result) -> bool:
+    """Return whether it is a regular file that no other name leads to."""
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+
+
 def _take_buffer() -> Bytes:
     """Return a chunk's buffer."""
     with contextlib.suppress(IndexError):
@@ -44,13 +50,16 @@ class AppendFile:
 
     reserved: bytes at the front that are zero until `finish` writes them, so that a file cut off
     by a kill is never taken for a whole one. resume: an existing file is read and compared with
-    what is appended; from the first difference on it is written anew. A symbolic link at `path`
-    is an OSError: nothing is written through links.
+    what is appended; from the first difference on it is written anew. At `path` a link, a file
+    that has another name too or a pipe is an OSError: nothing is written through links.
     """
 
     def __init__(self, path: Path, reserved: int, *, resume: bool = False) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(path, flags | (0 if resume else os.O_EXCL), 0o666)
+        if not only_name(os.fstat(self._fd)):
+            os.close(self._fd)
+            raise OSError(errno.EMLINK, "not a regular file with one name", str(path))
         self._direct: int | None = None
         with contextlib.suppress(OSError):
             self._direct = os.open(

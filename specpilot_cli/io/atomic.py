@@ -22,6 +22,11 @@ def partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def retired_path(path: Path) -> Path:
+    """The name that an existing folder `path` has for the moment in which it is replaced."""
+    return path.with_name(f".{path.name}.old.partial")
+
+
 def check_can_write(path: Path, *, where: str) -> None:
     """Raise `InputError` naming the option `where` if `path` could not be written later.
 
@@ -105,7 +110,8 @@ def atomic_folder(
 
     Every file in it is flushed to disk before the rename. With `force`, an existing folder is
     replaced after the new one is complete. Raises `InputError` if `path` is a file, if it is a
-    non-empty folder and `force` is false, or if another process is writing it.
+    non-empty folder and `force` is false, if something else has the name that a replaced folder
+    gets, or if another process is writing it.
     """
     _refuse_existing_folder(path, force)
     _make_parent(path)
@@ -130,7 +136,7 @@ def atomic_folder(
 
 
 def _swap_in(temporary: Path, path: Path) -> None:
-    retired = path.with_name(f".{path.name}.old.partial")
+    retired = retired_path(path)
     shutil.rmtree(retired, ignore_errors=True)
     if path.exists():
         path.rename(retired)
@@ -161,6 +167,11 @@ def _refuse_existing_folder(path: Path, force: bool) -> None:
             f"`{path}` exists and is not empty",
             where=str(path),
             hint="choose another folder, or use --force to replace it",
+        )
+    retired = retired_path(path)
+    if retired.is_symlink() or (retired.exists() and not retired.is_dir()):
+        raise InputError(
+            f"`{retired}` is in the way of writing `{path}`", where=str(path), hint="remove it"
         )
 
 

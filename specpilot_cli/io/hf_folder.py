@@ -7,6 +7,7 @@ apart from leftovers is refused rather than guessed at.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,14 +15,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.io.json_file import parse_json
+from specpilot_cli.io.json_file import parse_json, refuse_special_file
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorInfo
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
 
 _WHOLE = "copy the checkpoint again: its files do not belong together"
 
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+
+# What a conversion writes beside shards: no folder of the source may have such a name.
+_WRITTEN_NAMES = {CONFIG_NAME, INDEX_NAME, MANIFEST_NAME}
 
 # Weights in other forms, and weights that no index names: never part of the checkpoint.
 _WEIGHT_SUFFIXES = {
@@ -61,7 +66,8 @@ def open_hf_folder(path: Path) -> HfFolder:
     """Read and check the folder at `path`.
 
     InputError: no folder, no config.json, no safetensors weights, an index that disagrees with
-    its shards, a damaged shard, one tensor name in two shards.
+    its shards, a damaged shard, one tensor name in two shards, a file or folder whose name the
+    manifest of a W12 folder cannot hold.
     """
     if not path.is_dir():
         raise InputError(
@@ -69,6 +75,7 @@ def open_hf_folder(path: Path) -> HfFolder:
             where=str(path),
             hint="give a folder with config.json and safetensors files",
         )
+    _refuse_unwritable_name(str(path.resolve()), path)
     config_text = read_exact_text(path / CONFIG_NAME)
     config = _object(config_text, path / CONFIG_NAME)
     index_path = path / INDEX_NAME
@@ -80,6 +87,8 @@ def open_hf_folder(path: Path) -> HfFolder:
     if weight_map is not None:
         _compare_with_index(weight_map, tensors, index_path)
         _refuse_forgotten_shards(shards, index_path)
+    for shard in shards:
+        _refuse_unwritable_name(shard, path)
     carried, left_out = _other_files(path, shards)
     return HfFolder(
         path, config, config_text, index, index_text, shards, tensors, carried, left_out
@@ -88,6 +97,7 @@ def open_hf_folder(path: Path) -> HfFolder:
 
 def read_exact_text(path: Path) -> str:
     """Return the file's text such that encoding it as UTF-8 gives the file's bytes again."""
+    refuse_special_file(path)
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -107,7 +117,8 @@ def read_exact_text(path: Path) -> str:
 
 
 def _object(text: str, path: Path) -> dict[str, Any]:
-    value = parse_json(text, str(path))
+    # Configurations of Mamba models hold Infinity, and transformers reads it.
+    value = parse_json(text, str(path), finite=False)
     if not isinstance(value, dict):
         raise InputError("expected a JSON object", where=str(path), hint=_WHOLE)
     return value
@@ -139,7 +150,8 @@ def _shard_names(path: Path, weight_map: dict[str, str] | None) -> tuple[str, ..
                 hint="the download is incomplete: fetch the missing shards",
             )
         return names
-    found = tuple(sorted(file.name for file in path.glob("*.safetensors")))
+    files = path.glob("*.safetensors")
+    found = tuple(sorted(file.name for file in files if not file.name.startswith(".")))
     if SINGLE_NAME in found:
         return (SINGLE_NAME,)
     if len(found) == 1:
@@ -207,9 +219,34 @@ def _other_files(path: Path, shards: tuple[str, ...]) -> tuple[tuple[str, ...], 
     carried: list[str] = []
     left_out: list[str] = []
     for relative in sorted(_entries(path, path)):
+        _refuse_unwritable_name(relative, path)
         if relative not in handled:
             (carried if why_left_out(relative) is None else left_out).append(relative)
     return tuple(carried), tuple(left_out)
+
+
+def _refuse_unwritable_name(name: str, path: Path) -> None:
+    """Raise InputError for a name that a W12 folder or its manifest cannot hold."""
+    top, _, below = name.partition("/")
+    problem = None
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        problem = "is not UTF-8"
+    if "\\" in name:
+        problem = "has a backslash, which is a path to other systems"
+    elif below and (top in _WRITTEN_NAMES or top.endswith(".safetensors")):
+        problem = f"lies in a folder named `{top}`, as a conversion names a file"
+    if problem is not None:
+        raise InputError(
+            f"the name of `{_printable(name)}` {problem}",
+            where=_printable(str(path)),
+            hint="rename it",
+        )
+
+
+def _printable(name: str) -> str:
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def why_left_out(relative: str) -> str | None:
@@ -244,5 +281,5 @@ def _entries(folder: Path, root: Path) -> Iterator[str]:
 
 
 def config_json(config: dict[str, Any]) -> str:
-    """Return a configuration as Hugging Face writes it."""
+    """Return a configuration as Hugging Face writes it, NaN and Infinity included."""
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"

@@ -96,7 +96,7 @@ def _snapshot(repo: str, revision: str | None, *, bars: bool, reporter: Reporter
             local_files_only=offline,
             tqdm_class=None if bars else _hidden_bar(),
         )
-    except (http_error, errors.HFValidationError, OSError) as error:
+    except (http_error, errors.HFValidationError, OSError, UnicodeDecodeError) as error:
         asked = f"{repo}@{revision}" if revision else repo
         raise _explained(error, asked, repo, offline, errors) from error
     return Path(folder)
@@ -117,6 +117,13 @@ def _explained(
     error: Exception, asked: str, repo: str, offline: bool, errors: Any
 ) -> SpecPilotError:
     """Return what went wrong in this program's words."""
+    if isinstance(error, UnicodeDecodeError):
+        return MachineError(
+            f"the Hub cache of `{repo}` is damaged: a file that names a commit is not text",
+            where=asked,
+            hint=f"delete the folder `models--{repo.replace('/', '--')}/refs` in the cache and "
+            "run the same command again",
+        )
     if isinstance(error, errors.HFValidationError):
         return InputError(
             f"not a hub id: `{asked}` ({error})",

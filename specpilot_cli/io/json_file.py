@@ -48,18 +48,15 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, where: str, *, finite: bool = True) -> Any:
     """Strict JSON: no NaN or Infinity, no duplicate keys, no half characters.
 
-    `where` prefixes the line number. Raises `InputError`.
+    `where` prefixes the line number. Without `finite` NaN and Infinity are read, as Python's own
+    json writes them. Raises `InputError`.
     """
+    numbers: dict[str, Any] = {"parse_constant": _no_constant, "parse_float": _finite}
     try:
-        data = json.loads(
-            text,
-            parse_constant=_no_constant,
-            parse_float=_finite,
-            object_pairs_hook=_unique_keys,
-        )
+        data = json.loads(text, object_pairs_hook=_unique_keys, **(numbers if finite else {}))
         if "\\ud" in text.lower():  # a lone surrogate escape gives text that no file can hold
             json.dumps(data, ensure_ascii=False).encode("utf-8")
         return data

@@ -163,6 +163,10 @@ class SafetensorsFile:
         """Length of the whole file in bytes, header included."""
         return self._size
 
+    def is_unchanged(self) -> bool:
+        """Return whether nobody has written to the file since it was opened."""
+        return self._file.is_unchanged()
+
     def info(self, name: str) -> TensorInfo:
         """Return where `name` lies; an unknown name is an InputError."""
         try:

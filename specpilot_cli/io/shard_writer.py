@@ -23,6 +23,23 @@ from specpilot_cli.io.safetensors_stream import (
 TensorSpec = tuple[str, str, tuple[int, ...]]
 
 
+def reserved_bytes(name: str, longest: Iterable[TensorSpec], metadata: Mapping[str, str]) -> int:
+    """Return the room that the header of the shard `name` gets, see `ShardWriter`.
+
+    InputError: more than safetensors allows.
+    """
+    reserved = header_bound(longest, metadata)
+    # The limit is on the JSON text, which the 8 bytes of its length come before.
+    if reserved - 8 > MAX_HEADER_BYTES:
+        raise InputError(
+            f"`{name}` would need a header of {reserved - 8} bytes, the limit is "
+            f"{MAX_HEADER_BYTES}",
+            where=name,
+            hint="spread the tensors over more files: a small enough --shard-size",
+        )
+    return reserved
+
+
 class ShardWriter:
     """A context manager; the file is complete only when the block ends without an exception.
 
@@ -46,14 +63,7 @@ class ShardWriter:
         self._path = path
         self._resume = resume
         self._metadata = dict(metadata)
-        self._reserved = header_bound(longest, self._metadata)
-        if self._reserved > MAX_HEADER_BYTES:
-            raise InputError(
-                f"`{path.name}` would need a header of {self._reserved} bytes, "
-                f"the limit is {MAX_HEADER_BYTES}",
-                where=str(path),
-                hint="spread the tensors over more files: --shard-size",
-            )
+        self._reserved = reserved_bytes(path.name, longest, self._metadata)
         self._specs: list[TensorSpec] = []
         self.header = b""
         self.kept = False

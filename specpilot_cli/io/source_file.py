@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 
 from specpilot_cli.io.page_cache import cached_share, drop_cached, read_ahead
@@ -21,19 +22,31 @@ _STREAMED = 1 << 16
 _WIDEST_ELEMENT = 8
 
 
+def _version(found: os.stat_result) -> tuple[int, int, int]:
+    """Return what differs after a write: also the ctime, which no program can set back."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 class SourceFile:
     """An open file of `size_bytes`. Reads take positions, so several threads may share it.
 
-    OSError if it cannot be opened or read; EOFError if it has become shorter.
+    OSError if it cannot be opened or read, or is no regular file; EOFError if it has become
+    shorter.
     """
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Opening a pipe would wait for somebody to write to it.
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self._fd)
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         self._stream: int | None = None
         self._direct: int | None = None
         self._refuses_direct = False
         self._forgets = False
-        self.size_bytes = os.fstat(self._fd).st_size
+        self.size_bytes = found.st_size
+        self._version = _version(found)
 
     def close(self) -> None:
         """Close the file; harmless when done already. Reading afterwards raises ValueError."""
@@ -41,6 +54,10 @@ class SourceFile:
             if descriptor is not None and descriptor >= 0:
                 os.close(descriptor)
         self._fd, self._stream, self._direct = -1, None, None
+
+    def is_unchanged(self) -> bool:
+        """Return whether nobody has written to the file since it was opened."""
+        return _version(os.fstat(self._opened())) == self._version
 
     def read_once(self) -> None:
         """Say that large reads will take the file from front to back, once.

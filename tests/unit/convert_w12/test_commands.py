@@ -322,3 +322,31 @@ def test_out_is_the_folder_and_report_the_result(
     code, _, err = run(capsys, *words, "--report", report)
     assert code == 2
     assert "--report" in err
+
+
+@pytest.mark.parametrize("folder", ["w12", ".w12.partial", ".w12.old.partial"])
+def test_the_report_lies_in_no_folder_of_the_conversion(
+    folder: str,
+    make_checkpoint: MakeCheckpoint,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("convert-w12", make_checkpoint(), "-o", tmp_path / "w12")
+    code, _, err = run(capsys, *words, "--report", tmp_path / folder / "r.json")
+    assert (code, "--report" in err) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("out", [".", "..", "/"])
+def test_out_needs_a_name(
+    out: str,
+    make_checkpoint: MakeCheckpoint,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    source, here = make_checkpoint(), tmp_path / "a" / "empty"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    code, _, err = run(capsys, "convert-w12", source, "-o", out)
+    assert (code, "no name for a new folder" in err) == (2, True)

@@ -11,10 +11,12 @@ import pytest
 
 from specpilot_cli.convert_w12.convert import survey_folder
 from specpilot_cli.convert_w12.plan import Selection, reason_to_keep
+from specpilot_cli.convert_w12.restore import restore_folder
+from specpilot_cli.convert_w12.verify import verify_folder
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.hf_folder import open_hf_folder
 from specpilot_cli.io.safetensors_stream import TensorInfo, bf16_data
-from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, weights
+from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
 
 
 def reason(
@@ -165,3 +167,23 @@ def test_name_of_a_part_already_taken(make_checkpoint: MakeCheckpoint, tmp_path:
     )
     with pytest.raises(InputError, match="name W12 gives"):
         convert(source, tmp_path / "w12")
+
+
+def test_taken_names_matter_only_to_tensors_that_convert(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    """The hint of the refusal works, and two tensors of another dtype never clash."""
+    window = np.zeros(3, np.uint8)
+    source = make_checkpoint({"a.weight": weights(0, 256, 256), "a.weight_w12_window": window})
+    with pytest.raises(InputError) as caught:
+        convert(source, tmp_path / "w12")
+    assert caught.value.hint == "exclude the other one: --exclude 'a.weight'"
+    convert(source, tmp_path / "w12", exclude=("a.weight",))
+    restore_folder(tmp_path / "w12", tmp_path / "back")
+    assert digests(tmp_path / "back") == digests(source)
+    floats = np.zeros((256, 256), np.float32)
+    convert(
+        make_checkpoint({"a.weight": floats, "a.weight_w12": floats}, name="floats"),
+        tmp_path / "floats_w12",
+    )
+    assert verify_folder(tmp_path / "floats_w12", tmp_path / "floats").verdict == "identical"

@@ -196,6 +196,25 @@ def test_leftover_link_is_not_written_through(
     assert not (target / first.name).is_symlink()
 
 
+def test_a_partial_made_of_links_to_the_source_costs_nothing(source: Path, tmp_path: Path) -> None:
+    """`cp -al SRC .DST.partial`: the leftover shards are the source's own files."""
+    target, before = tmp_path / "w12", digests(source)
+    partial_path(target).mkdir()
+    for file in source.glob("*.safetensors"):
+        os.link(file, partial_path(target) / file.name)
+    resume(source, target)
+    assert digests(source) == before
+    assert verify_folder(target, source).verdict == "identical"
+
+
+def test_a_pipe_in_the_partial_is_removed(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "w12"
+    partial_path(target).mkdir()
+    os.mkfifo(partial_path(target) / "model-00001-of-00004.safetensors")
+    resume(source, target)
+    assert verify_folder(target, source).verdict == "identical"
+
+
 @pytest.mark.parametrize("stop_s", [0.0, 0.01, 0.03, 0.06])
 def test_killed_anywhere_then_resumed(
     stop_s: float, make_checkpoint: MakeCheckpoint, tmp_path: Path

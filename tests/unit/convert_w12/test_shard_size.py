@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from specpilot_cli.convert_w12 import convert as convert_module
 from specpilot_cli.convert_w12.convert import convert_folder, survey_folder
 from specpilot_cli.convert_w12.plan import Selection
 from specpilot_cli.convert_w12.restore import restore_folder
 from specpilot_cli.convert_w12.verify import verify_folder
+from specpilot_cli.errors import InputError
+from specpilot_cli.io import shard_writer
 from specpilot_cli.io.hf_folder import open_hf_folder
 from specpilot_cli.io.w12_folder import read_folder_tensors
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
@@ -74,3 +77,20 @@ def test_forced_conversion_replaces_other_shards(
     )
     assert [file.name for file in (tmp_path / "w12").glob("*.safetensors")] == ["model.safetensors"]
     assert verify_folder(tmp_path / "w12", source).verdict == "identical"
+
+
+def test_too_long_a_header_is_said_before_the_work_and_by_a_dry_run(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_checkpoint({f"layers.{i}.weight": weights(i, 256, 256) for i in range(4)})
+    folder = open_hf_folder(source)
+    monkeypatch.setattr(shard_writer, "MAX_HEADER_BYTES", 2000)
+    monkeypatch.setattr(convert_module, "atomic_folder", None)  # nothing is begun
+    for run in (
+        lambda: survey_folder(folder, Selection()),
+        lambda: convert_folder(folder, tmp_path / "w12", Selection()),
+    ):
+        with pytest.raises(InputError, match=r"`model\.safetensors` would need a header") as caught:
+            run()
+        assert "--shard-size" in (caught.value.hint or "")
+    assert len(survey_folder(folder, Selection(), shard_bytes=200_000).outcomes) == 4

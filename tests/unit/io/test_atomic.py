@@ -107,6 +107,22 @@ def test_folder_over_a_file_and_file_over_a_folder_are_refused(tmp_path: Path) -
         atomic_write_bytes(tmp_path / "d", b"", force=True)
 
 
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_a_replaced_folder_would_be_renamed_onto_is_refused_at_once(
+    kind: str, tmp_path: Path
+) -> None:
+    elsewhere, in_the_way = tmp_path / "elsewhere", tmp_path / ".f.old.partial"
+    elsewhere.mkdir()
+    (tmp_path / "f").mkdir()
+    if kind == "link":
+        in_the_way.symlink_to(elsewhere)
+    else:
+        in_the_way.write_text("x", encoding="utf-8")
+    with pytest.raises(InputError, match="in the way"), atomic_folder(tmp_path / "f", force=True):
+        raise AssertionError("the work began")
+    assert not (tmp_path / ".f.partial").exists()
+
+
 def test_leftovers_of_an_interrupted_run_are_cleared(tmp_path: Path) -> None:
     left = tmp_path / ".model.partial"
     (left / "deep").mkdir(parents=True)

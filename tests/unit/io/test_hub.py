@@ -217,3 +217,10 @@ def test_no_server_at_all(cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(MachineError, match="cannot fetch"):
         resolve_source(REPO)
+
+
+def test_a_ref_that_is_not_text_is_a_damaged_cache(cached: Path) -> None:
+    (cached.parents[1] / "refs" / "main").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(MachineError, match="cache of `acme/tiny` is damaged") as caught:
+        resolve_source(REPO)
+    assert "models--acme--tiny/refs" in (caught.value.hint or "")
