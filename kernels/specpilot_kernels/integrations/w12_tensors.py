@@ -81,6 +81,30 @@ class LazyTensor:
         )
 
 
+def holds_records(files: Sequence[str | Path]) -> bool:
+    """Whether one of the checkpoint's files is a shard of a W12 folder that holds records.
+
+    Only headers are read. A file that is no safetensors file holds none. One name that ends like
+    a part proves nothing, so a second part of the same tensor must be there.
+    """
+    return any(_has_parts(Path(file)) for file in files if str(file).endswith(".safetensors"))
+
+
+def _has_parts(path: Path) -> bool:
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            names = set(file.keys())
+    except (OSError, SafetensorError):
+        return False
+    seen: set[str] = set()
+    for suffix in layout.PART_SUFFIXES.values():
+        tensors = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+        if seen & tensors:
+            return True
+        seen |= tensors
+    return False
+
+
 def open_tensors(shards: Sequence[str | Path]) -> dict[str, LazyTensor]:
     """Return name → lazy tensor of the W12 folder whose safetensors files are `shards`.
 
