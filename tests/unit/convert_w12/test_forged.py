@@ -12,7 +12,8 @@ import pytest
 
 from specpilot_cli.convert_w12.restore import restore_folder
 from specpilot_cli.errors import InputError
-from specpilot_cli.io.w12_folder import read_manifest
+from specpilot_cli.io.safetensors_stream import SafetensorsFile
+from specpilot_cli.io.w12_folder import W12Folder, read_manifest
 from specpilot_cli.schema.w12_manifest import document_text
 from specpilot_kernels.w12.manifest import MANIFEST_NAME
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
@@ -131,3 +132,19 @@ def test_a_manifest_does_not_decide_what_force_may_delete(packed: Path, tmp_path
     restore_folder(packed, home, force=True)
     assert digests(home) == before
     assert (home / "thesis.tex").read_text(encoding="utf-8") == "theirs"
+
+
+def test_opening_lists_the_names_of_a_shard_once(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listing them for every tensor took minutes where there were many."""
+    listed: list[Path] = []
+
+    def names(file: SafetensorsFile) -> tuple[str, ...]:
+        listed.append(file.path)
+        return tuple(file._infos)
+
+    monkeypatch.setattr(SafetensorsFile, "names", property(names))
+    with W12Folder(packed) as opened:
+        assert len(opened.manifest.tensors) == 2
+        assert len(listed) == len(set(listed)) == len(opened.manifest.shards)
