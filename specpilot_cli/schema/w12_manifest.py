@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from specpilot_cli.schema.base import FileModel
+from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import MANIFEST_NAME
 
 _CONFIG_NAME = "config.json"
@@ -112,6 +113,8 @@ class W12Tensor(FileModel):
                 raise ValueError("a w12 tensor is a BF16 matrix or a stack of them")
             if 0 in self.shape:
                 raise ValueError("a w12 tensor has elements")
+            if self.shape[-1] > layout.MAX_INPUTS:
+                raise ValueError(f"a w12 tensor has at most {layout.MAX_INPUTS} inputs")
         elif self.reason is None:
             raise ValueError("a stored tensor needs the reason")
         return self

@@ -141,6 +141,9 @@ def _open(path: Path) -> Any:
 def _check_entry(entry: TensorEntry, file: Any, present: set[str], path: Path) -> None:
     if entry.encoding != "stored" and (entry.encoding, entry.dtype) != ("w12", "BF16"):
         raise W12FolderError(f"`{entry.name}`: unknown encoding {entry.encoding!r} {entry.dtype}")
+    readable = len(entry.shape) in (2, 3) and 0 < entry.shape[-1] <= layout.MAX_INPUTS
+    if entry.encoding == "w12" and not readable:
+        raise W12FolderError(f"`{entry.name}`: no W12 tensor has the shape {list(entry.shape)}")
     for name, dtype, shape in entry.stored_specs():
         if name not in present:
             raise W12FolderError(f"`{name}` is missing in `{path}`")

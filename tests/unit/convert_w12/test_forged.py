@@ -15,7 +15,9 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.safetensors_stream import SafetensorsFile
 from specpilot_cli.io.w12_folder import W12Folder, read_manifest
 from specpilot_cli.schema.w12_manifest import document_text
-from specpilot_kernels.w12.manifest import MANIFEST_NAME
+from specpilot_kernels.integrations.w12_tensors import open_tensors
+from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import MANIFEST_NAME, W12FolderError
 from tests.unit.convert_w12.conftest import MakeCheckpoint, convert, digests, weights
 
 Edit = Callable[[dict[str, Any]], object]
@@ -148,3 +150,15 @@ def test_opening_lists_the_names_of_a_shard_once(
     with W12Folder(packed) as opened:
         assert len(opened.manifest.tensors) == 2
         assert len(listed) == len(set(listed)) == len(opened.manifest.shards)
+
+
+@pytest.mark.parametrize("shape", [[128, layout.MAX_INPUTS + 1], [2, 128, layout.MAX_COLS]])
+def test_rows_that_no_conversion_writes_are_refused_on_opening(
+    shape: list[int], packed: Path
+) -> None:
+    """Readers hold 128 rows at once: with 2^24 inputs that is 4 GiB and the records besides."""
+    forge(packed, lambda data: data["tensors"][0].update(shape=shape))
+    with pytest.raises(InputError, match=f"at most {layout.MAX_INPUTS} inputs"):
+        read_manifest(packed)
+    with pytest.raises(W12FolderError, match="no W12 tensor has the shape"):
+        open_tensors(sorted(packed.glob("*.safetensors")))
