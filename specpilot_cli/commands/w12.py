@@ -212,7 +212,9 @@ def _print_verification(found: Verification) -> None:
     from specpilot_cli.report.tables import print_line
 
     for problem in found.problems:
-        print_line(f"{problem.kind} `{problem.name}`: {problem.what}")
+        # A name with a line break in it must not look like the verdict.
+        name = problem.name.replace("\n", "\\n")
+        print_line(f"{problem.kind} `{name}`: {problem.what}")
     with_source = f", {found.compared} compared with the source" if found.compared else ""
     print_line(
         f"{found.verdict}: {found.tensors} tensors ({found.converted} as W12), "
