@@ -16,6 +16,7 @@ from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.atomic import atomic_folder
 from specpilot_cli.io.hashing import sha256_file
 from specpilot_cli.io.hf_folder import CONFIG_NAME
+from specpilot_cli.io.json_file import refuse_special_file
 from specpilot_cli.io.w12_folder import W12Folder
 from specpilot_cli.schema.w12_manifest import W12File, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -153,6 +154,7 @@ def _refuse_losses(target: Path, carried: Sequence[W12File]) -> None:
 
 
 def _copy_checked(path: Path, out: Path, file: W12File) -> None:
+    refuse_special_file(path / file.path)
     copy_file(path / file.path, out / file.path)
     if sha256_file(out / file.path) != file.sha256:
         raise InputError(

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.io.json_file import parse_json
+from specpilot_cli.io.json_file import parse_json, refuse_special_file
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, TensorInfo
 
 _WHOLE = "copy the checkpoint again: its files do not belong together"
@@ -88,6 +88,7 @@ def open_hf_folder(path: Path) -> HfFolder:
 
 def read_exact_text(path: Path) -> str:
     """Return the file's text such that encoding it as UTF-8 gives the file's bytes again."""
+    refuse_special_file(path)
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:

@@ -51,6 +51,8 @@ def is_w12_folder(path: Path) -> bool:
     """Return whether `path` is, or claims to be, a W12 folder (it may still be damaged)."""
     if (path / MANIFEST_NAME).is_file():
         return True
+    if not (path / CONFIG_NAME).is_file():  # a pipe would keep the reader waiting
+        return False
     try:
         config = json.loads((path / CONFIG_NAME).read_bytes())
     except (OSError, ValueError, RecursionError):

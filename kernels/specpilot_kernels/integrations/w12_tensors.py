@@ -91,6 +91,8 @@ def holds_records(files: Sequence[str | Path]) -> bool:
 
 
 def _has_parts(path: Path) -> bool:
+    if not path.is_file():
+        return False
     try:
         with safe_open(str(path), framework="pt", device="cpu") as file:
             names = set(file.keys())
@@ -132,6 +134,8 @@ def open_tensors(shards: Sequence[str | Path]) -> dict[str, LazyTensor]:
 
 
 def _open(path: Path) -> Any:
+    if path.exists() and not path.is_file():
+        raise W12FolderError(f"cannot read `{path}`: it is not a regular file")
     try:
         return safe_open(str(path), framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
