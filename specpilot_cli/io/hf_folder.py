@@ -61,7 +61,8 @@ def open_hf_folder(path: Path) -> HfFolder:
     """Read and check the folder at `path`.
 
     InputError: no folder, no config.json, no safetensors weights, an index that disagrees with
-    its shards, a damaged shard, one tensor name in two shards.
+    its shards, a damaged shard, one tensor name in two shards, a file that is a link to
+    somewhere else.
     """
     if not path.is_dir():
         raise InputError(
@@ -81,6 +82,7 @@ def open_hf_folder(path: Path) -> HfFolder:
         _compare_with_index(weight_map, tensors, index_path)
         _refuse_forgotten_shards(shards, index_path)
     carried, left_out = _other_files(path, shards)
+    _refuse_foreign_links(path, shards, (CONFIG_NAME, INDEX_NAME, *carried))
     return HfFolder(
         path, config, config_text, index, index_text, shards, tensors, carried, left_out
     )
@@ -211,6 +213,23 @@ def _other_files(path: Path, shards: tuple[str, ...]) -> tuple[tuple[str, ...], 
         if relative not in handled:
             (carried if why_left_out(relative) is None else left_out).append(relative)
     return tuple(carried), tuple(left_out)
+
+
+def _refuse_foreign_links(path: Path, shards: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Raise InputError if one of the files `names` lies neither in the folder nor with a shard.
+
+    A Hub cache keeps all files of a snapshot in one other folder, and so do folders of links. A
+    link to anywhere else would put a private file into what is published.
+    """
+    inside, beside = path.resolve(), {(path / shard).resolve().parent for shard in shards}
+    for name in names:
+        real = (path / name).resolve()
+        if inside not in real.parents and real.parent not in beside:
+            raise InputError(
+                f"`{name}` is a link to `{real}`, where no shard of the checkpoint lies",
+                where=str(path),
+                hint="put a copy of the file in the place of the link, or remove it",
+            )
 
 
 def why_left_out(relative: str) -> str | None:
