@@ -8,9 +8,10 @@ while it is loaded, after a check of its stored bytes. Saving it writes a BF16 c
 
 How: method "w12" is registered with transformers' quantizers, and one function of the loader,
 `PreTrainedModel._load_pretrained_model`, is wrapped so that for W12 shards, whatever the
-configuration says of them, it receives the source's tensors as lazy slices. The conversion hooks that transformers offers to quantizers
-would not do: they see an encoded tensor's parts only after all of them were read, decode in one
-thread, and lose the order of experts of which some were converted and some were not.
+configuration says of them, it receives the source's tensors as lazy slices. The conversion hooks
+that transformers offers to quantizers would not do: they see an encoded tensor's parts only after
+all of them were read, decode in one thread, and lose the order of experts of which some were
+converted and some were not.
 """
 
 from __future__ import annotations

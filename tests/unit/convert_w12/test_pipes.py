@@ -54,7 +54,7 @@ def source(make_checkpoint: MakeCheckpoint) -> Path:
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_source_file(name: str, replace: Replace, source: Path) -> None:
     replace(source / name)
-    with pytest.raises(InputError, match="not a regular file|holds no safetensors weights"):
+    with pytest.raises(InputError, match=r"not a regular file|holds no safetensors weights"):
         open_hf_folder(source)
     assert not is_w12_folder(source)
 
@@ -64,7 +64,7 @@ def test_a_source_file(name: str, replace: Replace, source: Path) -> None:
 def test_a_file_of_a_w12_folder(name: str, replace: Replace, source: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "w12")
     replace(tmp_path / "w12" / name)
-    with pytest.raises(InputError, match="not a regular file|not a finished W12 folder"):
+    with pytest.raises(InputError, match=r"not a regular file|not a finished W12 folder"):
         W12Folder(tmp_path / "w12")
     with pytest.raises(W12FolderError, match="not a regular file"):
         open_tensors([tmp_path / "w12" / "model.safetensors"])

@@ -110,7 +110,9 @@ def test_other_folders_have_no_origin(folder: str, tmp_path: Path) -> None:
     assert hub_origin(tmp_path / folder) is None
 
 
-@pytest.mark.parametrize("ref", ["../../..", "../../models--other--one/snapshots/" + COMMIT, "main"])
+@pytest.mark.parametrize(
+    "ref", ["../../..", f"../../models--other--one/snapshots/{COMMIT}", "main"]
+)
 def test_a_ref_that_leads_out_of_the_snapshots_is_refused(ref: str, cached: Path) -> None:
     repo = cached.parent.parent
     (repo / "refs" / "main").write_text(ref, encoding="utf-8")
