@@ -4,8 +4,8 @@
 
 Rates are bytes of BF16 per second. `cpu` divides by the processor time of all threads, `wall` by
 elapsed time; on a shared machine the first is the fairer one. Each is the median of `--repeats`
-runs after a warm-up that compiles. The end-to-end row converts a synthetic checkpoint that lies
-in the page cache: read, encode, decode, compare, hash, write, flush.
+runs after a warm-up that compiles. `to_stored` and `from_stored` turn the encoded form in memory
+into the one in a folder and back. Whole conversions: scripts/bench_w12_convert.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,14 +26,11 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_cli.convert_w12.convert import convert_folder
-from specpilot_cli.convert_w12.plan import Selection
-from specpilot_cli.convert_w12.verify import verify_folder
-from specpilot_cli.io.hf_folder import open_hf_folder
 from specpilot_cli.io.json_file import write_json
-from specpilot_cli.io.safetensors_stream import bf16_data, write_safetensors
 from specpilot_cli.report.json_out import describe_environment
+from specpilot_cli.settings import available_cores
 from specpilot_kernels.w12 import codec
+from specpilot_kernels.w12.stored import from_stored, stored_parts
 
 Bits = npt.NDArray[np.uint16]
 
@@ -67,11 +63,16 @@ def rate(work: Callable[[], object], nbytes: int, repeats: int) -> dict[str, flo
 def bench_content(bits: Bits, repeats: int, threads: tuple[int, ...]) -> dict[str, Any]:
     """Rates of every codec function on one matrix."""
     encoded = codec.encode(bits)
-    assert codec.matches(bits, encoded)
+    parts = stored_parts(encoded)
+    if not codec.matches(bits, from_stored(bits.shape, parts)):
+        raise SystemExit("error: the codec did not give the same bits back")
     row: dict[str, Any] = {
         "shape": list(bits.shape),
-        "bits_per_weight": encoded.bits_per_weight,
+        "bits_per_weight": sum(part.nbytes for part in parts.values()) * 8 / bits.size,
+        "escapes": encoded.escapes,
         "escape_ratio": encoded.escapes / bits.size,
+        "to_stored": rate(lambda: stored_parts(encoded), bits.nbytes, repeats),
+        "from_stored": rate(lambda: from_stored(bits.shape, parts), bits.nbytes, repeats),
     }
     for count in threads:
         works: dict[str, Callable[[], object]] = {
@@ -86,39 +87,13 @@ def bench_content(bits: Bits, repeats: int, threads: tuple[int, ...]) -> dict[st
     return row
 
 
-def bench_folder(threads: int) -> dict[str, Any]:
-    """Convert and verify a checkpoint of 16 matrices."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "model", Path(folder) / "w12"
-        source.mkdir()
-        (source / "config.json").write_text("{}", encoding="utf-8")
-        matrix = bf16_data(weights(2048, 5120))
-        tensors = {f"layers.{i}.up_proj.weight": matrix for i in range(16)}
-        write_safetensors(source / "model.safetensors", tensors)
-        opened = open_hf_folder(source)
-        begin = time.perf_counter()
-        convert_folder(opened, target, Selection(), threads=threads)
-        converted = time.perf_counter()
-        verdict = verify_folder(target, threads=threads).verdict
-        verified = time.perf_counter()
-        return {
-            "tensor_bytes": opened.tensor_bytes,
-            "threads": threads,
-            "convert_s": converted - begin,
-            "convert_bytes_per_s": round(opened.tensor_bytes / (converted - begin)),
-            "verify_s": verified - converted,
-            "verify_bytes_per_s": round(opened.tensor_bytes / (verified - converted)),
-            "verdict": verdict,
-        }
-
-
 def main() -> int:
     """Run everything; about fifteen seconds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
-    processors = len(os.sched_getaffinity(0))
+    processors = available_cores()
     counts = (1, processors) if processors > 1 else (1,)
     contents = {
         "normal": weights(4096, 5120),
@@ -144,7 +119,6 @@ def main() -> int:
         "repeats": options.repeats,
         "codec": rows,
         "sha256": rate(lambda: hashlib.sha256(normal.data).digest(), normal.nbytes, 5),
-        "folder": bench_folder(processors),
     }
     write_json(options.output, document, force=True)
     return 0

@@ -37,6 +37,7 @@ from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.json_file import write_json
 from specpilot_cli.io.safetensors_stream import TensorData, bf16_data, write_safetensors
 from specpilot_cli.report.json_out import describe_environment
+from specpilot_cli.settings import available_cores
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.codec import CpuCodec
 
@@ -317,7 +318,7 @@ def main() -> int:
         "what": "convert-w12, w12 verify and w12 restore against cp and fsync of the same bytes",
         "command": "python scripts/bench_w12_convert.py --output FILE",
         "date_utc": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "environment": {**describe_environment(), "processors": len(os.sched_getaffinity(0))},
+        "environment": {**describe_environment(), "processors": available_cores()},
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "cache": "files read are dropped with POSIX_FADV_DONTNEED before each step",
         **measured,

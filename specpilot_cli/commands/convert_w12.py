@@ -136,9 +136,8 @@ def convert_w12(
             shard_bytes=_shard_bytes(shard_size), codec=codec,
             threads=workers or default_workers(), force=force, resume=resume,
         )  # fmt: skip
-    envelope = _envelope(folder, out, done)
     options.finish(
-        envelope, as_json=as_json, output=report, force=force,
+        _envelope(folder, out, done), as_json=as_json, output=report, force=force,
         text=lambda: _print(done, out, quiet=quiet),
     )  # fmt: skip
 

@@ -24,7 +24,16 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="w12",
-    help="Verify, restore and inspect W12 folders.",
+    help="""Verify, restore and inspect W12 folders.
+
+Examples:
+
+    specpilot w12 verify Qwen3.8-27B-W12 --against Qwen3.8-27B
+
+    specpilot w12 restore Qwen3.8-27B-W12 -o Qwen3.8-27B
+
+    specpilot w12 inspect Qwen3.8-27B-W12 --report weights.html
+""",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings=_CONTEXT,
@@ -142,6 +151,7 @@ def inspect(
     as_json: options.JsonFlag = False,
     output: Report = None,
     force: options.ForceFlag = False,
+    quiet: options.QuietFlag = False,
 ) -> None:
     """Show each tensor's bits per weight, escapes and windows, and the totals.
 
@@ -155,16 +165,17 @@ def inspect(
 
         specpilot w12 inspect Qwen3.8-27B-W12 --report weights.html
     """
-    from specpilot_cli.convert_w12.inspect import inspect_folder, totals, window_spreads
+    from specpilot_cli.convert_w12.inspect import inspect_folder, totals
     from specpilot_cli.report import w12 as show
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.w12_page import render_w12_page
 
     options.check_output(output, force, ".html", where="--report", inputs=(folder,))
-    outcomes, windows = inspect_folder(folder), window_spreads(folder)
+    outcomes, windows = inspect_folder(folder)
 
     def text() -> None:
-        show.print_tensors(outcomes)
+        if not quiet:
+            show.print_tensors(outcomes)
         show.print_totals(outcomes)
 
     envelope = build_envelope(
@@ -214,9 +225,18 @@ def _print_verification(found: Verification) -> None:
     for problem in found.problems:
         # A name with a line break in it must not look like the verdict.
         name = problem.name.replace("\n", "\\n")
-        print_line(f"{problem.kind} `{name}`: {problem.what}")
+        place = f" in `{problem.shard}`" if problem.shard is not None else ""
+        print_line(f"{problem.kind} `{name}`{place}: {problem.what}")
     with_source = f", {found.compared} compared with the source" if found.compared else ""
+    if not found.problems:
+        print_line(
+            f"{found.verdict}: {found.tensors} tensors ({found.converted} as W12), "
+            f"{found.files} other files{with_source}"
+        )
+        return
+    kinds = [problem.kind for problem in found.problems]
+    sources = f", {kinds.count('source')} source files" if "source" in kinds else ""
     print_line(
-        f"{found.verdict}: {found.tensors} tensors ({found.converted} as W12), "
-        f"{found.files} other files{with_source}"
+        f"{found.verdict}: {kinds.count('tensor')} of {found.tensors} tensors, "
+        f"{kinds.count('file')} of {found.files} other files{sources}{with_source}"
     )

@@ -18,11 +18,15 @@ from specpilot_cli.schema.w12_manifest import W12Tensor
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A tensor, a file or a source shard that is not what was converted."""
+    """A tensor, a file or a source shard that is not what was converted.
+
+    kind: "tensor", "file" or "source". shard: the safetensors file that holds a tensor here.
+    """
 
     kind: str
     name: str
     what: str
+    shard: str | None = None
 
 
 class Comparison:

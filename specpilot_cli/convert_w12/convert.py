@@ -136,7 +136,6 @@ def convert_folder(
     """Write the W12 form of `folder` to `target`; the manifest comes last, then the rename.
 
     shard_bytes: divide the tensors anew, see `plan_shards`. codec: the CPU's by default.
-
     With `resume`, what an interrupted run left is compared with what would be written and kept
     as far as it is the same, and what is done stays for the next try on an error; a target that
     is finished and right is only checked.

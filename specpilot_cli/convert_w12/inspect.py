@@ -95,37 +95,35 @@ def totals(outcomes: Iterable[Outcome]) -> Totals:
     )
 
 
-def inspect_folder(path: Path) -> tuple[Outcome, ...]:
-    """Return one outcome per tensor of the W12 folder at `path`; reads windows, not records.
+def inspect_folder(path: Path) -> tuple[tuple[Outcome, ...], dict[str, WindowSpread]]:
+    """Return what the W12 folder at `path` holds; reads windows, not records.
 
+    One outcome per tensor, and the spread of the windows of every converted tensor by its name.
     InputError: an unfinished or malformed folder.
     """
+    outcomes: list[Outcome] = []
+    spreads: dict[str, WindowSpread] = {}
     with W12Folder(path) as opened:
-        return tuple(_outcome(opened, tensor) for tensor in opened.manifest.tensors)
+        for tensor in opened.manifest.tensors:
+            if tensor.encoding == "stored":
+                outcomes.append(_outcome(tensor))
+                continue
+            counts = opened.window_counts(tensor)
+            outcomes.append(_outcome(tensor, counts))
+            spreads[tensor.name] = spread_of(counts)
+    return tuple(outcomes), spreads
 
 
-def window_spreads(path: Path) -> dict[str, WindowSpread]:
-    """Return the spread of the windows of every converted tensor of the W12 folder at `path`.
-
-    InputError: an unfinished or malformed folder.
-    """
-    with W12Folder(path) as opened:
-        return {
-            tensor.name: spread_of(opened.window_counts(tensor))
-            for tensor in opened.manifest.tensors
-            if tensor.encoding == "w12"
-        }
-
-
-def _outcome(opened: W12Folder, tensor: W12Tensor) -> Outcome:
+def _outcome(tensor: W12Tensor, windows: npt.NDArray[np.int64] | None = None) -> Outcome:
+    """windows: how many channels have each window, if the tensor is converted."""
     shape = tuple(tensor.shape)
     stored = sum(tensor_nbytes(dtype, dims) for _, dtype, dims in stored_specs(tensor))
     raw = tensor_nbytes(tensor.dtype, shape)
-    if tensor.encoding == "stored":
+    if windows is None:
         return Outcome(
             tensor.name, tensor.dtype, shape, tensor.shard, raw, stored, reason=tensor.reason
         )
-    used = np.flatnonzero(opened.window_counts(tensor))
+    used = np.flatnonzero(windows)
     return Outcome(
         tensor.name, tensor.dtype, shape, tensor.shard, raw, stored,
         escapes=tensor.escapes, window_low=int(used[0]), window_high=int(used[-1]),

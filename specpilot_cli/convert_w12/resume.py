@@ -56,7 +56,7 @@ def finished_before(
             where=str(target),
             hint="choose another folder, or use --force to replace it",
         )
-    return Finished(manifest, inspect_folder(target))
+    return Finished(manifest, inspect_folder(target)[0])
 
 
 def _other_choice(manifest: W12Manifest, shards: Sequence[PlannedShard]) -> str | None:

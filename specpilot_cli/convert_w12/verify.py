@@ -123,7 +123,7 @@ class _Job:
             what = _what_is_wrong(found, right or not sound)
             sound = sound and right
             if what is not None:
-                yield Problem("tensor", found.tensor.name, what)
+                yield Problem("tensor", found.tensor.name, what, found.tensor.shard)
         size = len(source_head(source)) + sum(
             tensor_nbytes(found.tensor.dtype, found.tensor.shape) for found in checked
         )

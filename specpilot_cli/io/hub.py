@@ -42,9 +42,8 @@ def resolve_source(
     stderr.
 
     InputError: neither a folder nor a hub id, no such repository or revision, a cache that leads
-    elsewhere. MachineError: no
-    huggingface_hub, not in the cache while offline, no access to a gated repository, a failed
-    download.
+    elsewhere. MachineError: no huggingface_hub, not in the cache while offline, no access to a
+    gated repository, a failed download.
     """
     if Path(source).is_dir():
         return Path(source)
@@ -156,8 +155,9 @@ def _explained(
         )
     first_line = str(error).strip().splitlines()[:1] or [type(error).__name__]
     return MachineError(
-        f"cannot fetch `{asked}` from the Hub: {first_line[0]}",
+        f"cannot fetch `{asked}` from the Hub: {first_line[0].removeprefix('Got: ')}",
         where=asked,
         hint="check the network and the free disk space, then run the same command again: what "
-        "was fetched is kept",
+        "was fetched is kept; without a network give a folder, or set HF_HUB_OFFLINE=1 if it was "
+        "fetched before",
     )

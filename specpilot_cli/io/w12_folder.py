@@ -69,9 +69,9 @@ def read_manifest(path: Path) -> W12Manifest:
     """
     if not path.is_dir():
         raise InputError(
-            f"no such model folder: `{path}`",
+            f"no such W12 folder: `{path}`",
             where=str(path),
-            hint="give a folder with config.json and safetensors files",
+            hint="give a folder made by `specpilot convert-w12`",
         )
     file = path / MANIFEST_NAME
     if not file.is_file() and path.name.endswith(".partial"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from specpilot_cli.convert_w12.inspect import Totals, WindowSpread, totals
 from specpilot_cli.convert_w12.plan import Outcome
-from specpilot_cli.report.tables import Column, print_pairs, print_table
+from specpilot_cli.report.tables import Column, print_line, print_pairs, print_table
 from specpilot_cli.units import format_bytes
 
 _DECIMAL = re.compile(r"\d+\.\d+")
@@ -72,7 +72,10 @@ def print_tensors(outcomes: Iterable[Outcome]) -> None:
         Column("windows from", "right"),
         Column("kept because"),
     ]
-    print_table(columns, [_row(outcome) for outcome in outcomes])
+    rows = [_row(outcome) for outcome in outcomes]
+    print_table(columns, rows)
+    if any(row[4] for row in rows):
+        print_line("windows from: where the channels' 16 binades begin, least … greatest")
 
 
 def kept_rows(outcomes: Iterable[Outcome]) -> tuple[tuple[str, str, str, str], ...]:

@@ -122,16 +122,13 @@ def test_signals_interrupt_and_clean_up(tmp_path: Path, number: signal.Signals) 
     program = _SLEEP.format(sigint="default_int_handler", sighup="SIG_DFL", seconds=60)
     code, said = _signalled(program, number, tmp_path)
     assert code == 130
-    assert said.startswith("cleaned up\n")
-    assert "Traceback" not in said
-    assert "KeyboardInterrupt" not in said
+    assert said == "cleaned up\ninterrupted\n"
 
 
 def test_sigterm_ends_a_background_job_too(tmp_path: Path) -> None:
     program = _SLEEP.format(sigint="SIG_IGN", sighup="SIG_DFL", seconds=60)
     code, said = _signalled(program, signal.SIGTERM, tmp_path)
-    assert (code, said.split("\n")[0]) == (130, "cleaned up")
-    assert "Traceback" not in said
+    assert (code, said) == (130, "cleaned up\ninterrupted\n")
 
 
 def test_nohup_is_respected(tmp_path: Path) -> None:

@@ -44,10 +44,12 @@ def test_bytes_parse_with_decimal_and_binary_suffixes(text: str, value: int) -> 
     assert units.parse_bytes(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1 GB", "1 parsec", "1 2 GB", "nan"])
+@pytest.mark.parametrize("text", ["", "GB", "-1 GB", "1 parsec", "1 2 GB", "nan", "1e999 GB"])
 def test_nonsense_quantities_are_input_errors(text: str) -> None:
-    with pytest.raises(InputError):
-        units.parse_bytes(text)
+    with pytest.raises(InputError) as caught:
+        units.parse_bytes(text, where="--size")
+    assert caught.value.where == "--size"
+    assert caught.value.hint
 
 
 @given(st.integers(min_value=1000, max_value=10**15))

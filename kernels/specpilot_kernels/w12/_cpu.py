@@ -30,6 +30,8 @@ _LOW32, _HIGH32 = np.uint64(0x00000000FFFFFFFF), np.uint64(0xFFFFFFFF00000000)
 _NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 _SPAN = layout.WINDOW_SPAN
 _MAX_LO = layout.MAX_WINDOW_LO
+# Weights that are searched for escapes at once.
+_SEARCHED = 256
 
 
 def _compiled(function: F) -> F:
@@ -67,6 +69,29 @@ def _best_window(values, histogram):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _highest_window(values, high):  # type: ignore[no-untyped-def]
+    """Return (weights missed, lowest field) of the best window that holds field `high`, the
+    greatest, of a row that no window holds whole; (-1, 0) where a lower one may hold more.
+
+    A lower window misses every weight of field `high`. So it holds no more than this one does if
+    those are as many as the weights that this one misses.
+    """
+    cut = np.uint16((high - (_SPAN - 1)) << 7)
+    peak = np.uint16(high << 7)
+    missed, peaks = np.uint32(0), np.uint32(0)
+    least = np.uint16(0x7FFF)
+    for col in range(values.shape[0]):
+        magnitude = np.uint16(values[col] & np.uint16(0x7FFF))
+        outside = magnitude < cut
+        missed = np.uint32(missed + np.uint32(outside))
+        peaks = np.uint32(peaks + np.uint32(magnitude >= peak))
+        least = min(least, np.uint16(0x7FFF) if outside else magnitude)
+    if missed > peaks:
+        return np.int64(-1), np.int64(0)
+    return np.int64(missed), np.int64(least) >> 7
+
+
+@_compiled
 def survey_rows(bits, window, counts):  # type: ignore[no-untyped-def]
     """Choose each row's window and count its escapes.
 
@@ -86,10 +111,16 @@ def survey_rows(bits, window, counts):  # type: ignore[no-untyped-def]
             # Everything fits, and no window above `low` still holds the smallest weight.
             window[row] = min(low, _MAX_LO)
             counts[row] = 0
-        else:
-            best, best_low = _best_window(values, histogram)
-            window[row] = best_low
-            counts[row] = cols - best
+            continue
+        # One scattered small weight is the usual case, and counting all fields is slow.
+        missed = np.int64(-1)
+        if cols > 0 and high < 255:
+            missed, low = _highest_window(values, high)
+        if missed < 0:
+            best, low = _best_window(values, histogram)
+            missed = cols - best
+        window[row] = min(low, _MAX_LO)
+        counts[row] = missed
 
 
 @_compiled
@@ -230,14 +261,24 @@ def pack_rows(bits, window, ptr, records, escape_col, escape_bits):  # type: ign
 @_compiled
 def _take_escapes(source, lo, cursor, view, low, escape_col, escape_bits):  # type: ignore[no-untyped-def]
     """Move one row's escapes to the list, from index `cursor` on, and leave placeholders."""
-    for col in range(source.shape[0]):
-        offset = (np.int64(source[col] >> 7) & 0xFF) - np.int64(lo)
-        if offset < 0 or offset >= _SPAN:
-            escape_col[cursor] = col
-            escape_bits[cursor] = source[col]
-            view[col] = 0
-            low[col] = 0
-            cursor += 1
+    base = np.uint16(np.uint16(lo) << np.uint16(7))
+    cols = source.shape[0]
+    for first in range(0, cols, _SEARCHED):
+        piece = source[first : min(first + _SEARCHED, cols)]
+        # Most pieces hold none, which takes no branch per weight to see.
+        most = np.uint16(0)
+        for col in range(piece.shape[0]):
+            most = max(most, np.uint16(np.uint16(piece[col] & np.uint16(0x7FFF)) - base))
+        if not most >> 11:
+            continue
+        for col in range(first, first + piece.shape[0]):
+            offset = (np.int64(source[col] >> 7) & 0xFF) - np.int64(lo)
+            if offset < 0 or offset >= _SPAN:
+                escape_col[cursor] = col
+                escape_bits[cursor] = source[col]
+                view[col] = 0
+                low[col] = 0
+                cursor += 1
 
 
 @_compiled

@@ -55,17 +55,22 @@ def choose(ratios: dict[int, float], times: dict[int, tuple[float, float]]) -> P
     ratios: rows -> cuBLAS's time / the GEMM's. times: rows -> seconds of repeated passes and of
     decoding. Both limits are those up to which the first way won at every number of rows.
     """
-    kernel_rows = 0
-    for rows, ratio in sorted(ratios.items()):
-        if ratio < _NOISE:
-            break
-        kernel_rows = rows
     passes_rows = gemm.MAX_ROWS
     for rows, (passes, decoding) in sorted(times.items()):
         if passes > decoding:
             break
         passes_rows = rows
-    return Plan(kernel_rows, passes_rows)
+    return Plan(kernel_rows(ratios), passes_rows)
+
+
+def kernel_rows(ratios: dict[int, float]) -> int:
+    """Return `Plan.kernel_rows` for measured rows -> cuBLAS's time / the GEMM's."""
+    found = 0
+    for rows, ratio in sorted(ratios.items()):
+        if ratio < _NOISE:
+            break
+        found = rows
+    return found
 
 
 def _prefill_times(x: torch.Tensor, several: list[W12Weight]) -> tuple[float, float]:

@@ -100,7 +100,7 @@ def style() -> Any:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
         raise MachineError(
-            "figures need matplotlib", hint="install it with `pip install '.[report]' in the clone`"
+            "figures need matplotlib", hint="install it with `pip install '.[report]'` in the clone"
         ) from error
     return mpl.rc_context(_STYLE)
 

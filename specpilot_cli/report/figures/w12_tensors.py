@@ -181,12 +181,20 @@ def _bits_axis(axes: Axes, shown: Sequence[Role]) -> None:
 
 def _escapes_row(axes: Axes, i: int, role: Role) -> None:
     values = [point.escape_ratio for point in role.points if point.escapes]
-    if values:
-        _range_row(axes, i, values, ORANGE)
-    if len(values) < len(role.points):
-        text = "none" if not values else f"none in {len(role.points) - len(values)}"
+    if not values:
         axes.annotate(
-            text, (0.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8.5,
+            "none", (0.01, i), xycoords=("axes fraction", "data"), va="center", fontsize=8.5,
+            color=MUTED,
+        )  # fmt: skip
+        return
+    _range_row(axes, i, values, ORANGE)
+    if len(values) < len(role.points):
+        # Beside the bar, on the side that has room.
+        left = max(values) > BREAK_EVEN / 4
+        axes.annotate(
+            f"{len(role.points) - len(values)} of {len(role.points)} none",
+            (min(values) if left else max(values), i), xytext=(-6 if left else 6, 0),
+            textcoords="offset points", va="center", ha="right" if left else "left", fontsize=8.5,
             color=MUTED,
         )  # fmt: skip
 
@@ -261,7 +269,8 @@ def draw(data: W12TensorsData, *, figure_id: str = "w12-tensors") -> ReportFigur
         caption="One row per role: tensors whose names differ in their layer numbers, the role "
         "with most weights first. Left: stored bits, from the least to the greatest tensor, with "
         "the median; all that is above 12 is padding, windows, pointers and escapes. Middle: "
-        "weights outside their channel's window; at one in 12 W12 would be as large as BF16. "
+        "weights outside their channel's window, `1 of 8 none` if one of eight such tensors has "
+        "none; at one in 12 W12 would be as large as BF16. "
         "Right: where the channels' windows of 16 binades begin; the bar holds the middle half "
         f"of the channels, the line all but those of zeros alone.{more}",
         svg=svg,

@@ -105,6 +105,57 @@ def test_dry_run_says_what_disk_is_needed_and_free(
     assert re.search(r"disk needed\s+\S+ [kM]B at most \+ 67\.1 MB reserve, .*free at", out)
 
 
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("--shard-size", "5 parsec"), "--shard-size"),
+        (("--shard-size", "five"), "--shard-size"),
+        (("--shard-size", "0"), "--shard-size"),
+        ((), "--out"),
+    ],
+)
+def test_errors_of_options_name_the_option_and_say_what_to_do(
+    words: tuple[str, ...],
+    where: str,
+    make_checkpoint: MakeCheckpoint,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dry_run = ("--dry-run",) if words else ()
+    code, _, err = run(capsys, "convert-w12", make_checkpoint(), *dry_run, *words)
+    assert code == 2
+    assert f"  at {where}\n\nhint: " in err
+
+
+def test_a_mismatch_counts_what_is_wrong_and_names_the_shard(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = tmp_path / "w12"
+    run(capsys, "convert-w12", make_checkpoint(shards=2), "-o", packed)
+    name, shard = "lm_head.weight", packed / "model-00001-of-00002.safetensors"
+    with SafetensorsFile(shard) as file:
+        position = file.info(name + "_w12").start
+    raw = bytearray(shard.read_bytes())
+    raw[position] ^= 1
+    shard.write_bytes(raw)
+    (packed / "tokenizer.json").write_text("{}", encoding="utf-8")
+    code, out, _ = run(capsys, "w12", "verify", packed)
+    assert code == 1
+    assert f"tensor `{name}` in `{shard.name}`: " in out
+    assert out.endswith("mismatch: 1 of 13 tensors, 1 of 4 other files\n")
+
+
+def test_quiet_inspect_prints_totals_only(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, "convert-w12", make_checkpoint(), "-o", tmp_path / "w12")
+    _, whole, _ = run(capsys, "w12", "inspect", tmp_path / "w12")
+    _, short, _ = run(capsys, "w12", "inspect", tmp_path / "w12", "-q")
+    assert "windows from: where" in whole
+    assert "lm_head" in whole
+    assert "lm_head" not in short
+    assert whole.endswith(short)
+
+
 def test_dry_run_says_what_is_in_the_way(
     make_checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +283,7 @@ def test_missing_folder_is_exit_2(
 ) -> None:
     code, _, err = run(capsys, *words)
     assert code == 2
-    assert "no such model folder" in err
+    assert ("no such model folder" if words[0] == "convert-w12" else "no such W12 folder") in err
 
 
 def test_out_is_needed(make_checkpoint: MakeCheckpoint, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,7 +139,7 @@ def test_inspect_reports_what_conversion_reported(
     make_checkpoint: MakeCheckpoint, tmp_path: Path
 ) -> None:
     done = convert(make_checkpoint(), tmp_path / "w12")
-    assert inspect_folder(tmp_path / "w12") == done.outcomes
+    assert inspect_folder(tmp_path / "w12")[0] == done.outcomes
     sums = totals(done.outcomes)
     assert sums.raw_bytes == sum(outcome.raw_bytes for outcome in done.outcomes)
     assert sums.saved_ratio is not None

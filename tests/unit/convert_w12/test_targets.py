@@ -113,9 +113,24 @@ def test_disk_that_fills_up_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(ShardWriter, "write", full)
-    with pytest.raises(MachineError, match="disk is full"):
+    with pytest.raises(MachineError, match="disk is full") as caught:
         convert(source, tmp_path / "w12")
+    assert caught.value.hint
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_a_source_that_changes_meanwhile_is_named(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source = make_checkpoint({"a.weight": weights(0, 256, 256), "b.weight": weights(1, 256, 128)})
+    opened = open_hf_folder(source)
+    other = {"a.weight": weights(0, 128, 256), "b.weight": weights(1, 256, 256)}
+    write_safetensors(source / "model.safetensors", other, {"format": "pt"}, force=True)
+    with pytest.raises(InputError, match=r"changed during the conversion: `a\.weight`") as caught:
+        convert_module.convert_folder(opened, tmp_path / "w12", Selection())
+    assert (caught.value.where, bool(caught.value.hint)) == (
+        str(source / "model.safetensors"), True,
+    )  # fmt: skip
 
 
 def test_codec_error_is_caught_before_writing(
@@ -259,7 +274,7 @@ def test_killed_conversion_leaves_nothing_to_trust(
     assert verify_folder(target, source).verdict == "identical"
 
 
-@pytest.mark.parametrize("place", ["_clear", "finish_folder"])
+@pytest.mark.parametrize("place", ["clear", "finish_folder"])
 def test_interrupted_conversion_keeps_only_what_it_wrote(
     place: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,10 +283,10 @@ def test_interrupted_conversion_keeps_only_what_it_wrote(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(convert_module, place.removeprefix("_"), interrupt)
+    monkeypatch.setattr(convert_module, place, interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "w12")
-    left = [] if place == "_clear" else [".w12.partial"]
+    left = [] if place == "clear" else [".w12.partial"]
     assert sorted(p.name for p in tmp_path.iterdir()) == [*left, "model"]
 
 

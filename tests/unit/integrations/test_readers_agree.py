@@ -137,8 +137,10 @@ def test_both_refuse_what_is_damaged(damage: Damage, packed: Path) -> None:
     damage(packed)
     with pytest.raises(W12FolderError):
         by_engine(packed)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError) as caught:
         by_command(packed)
+    assert caught.value.where
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("part", [part for part in layout.PART_SUFFIXES if part != "escape_at"])

@@ -165,6 +165,7 @@ def test_without_the_extra(cached: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(MachineError, match="needs huggingface_hub") as caught:
         resolve_source(REPO)
     assert "specpilot[hub]" in str(caught.value.hint)
+    assert caught.value.where == REPO
 
 
 def test_only_files_of_the_checkpoint_are_fetched(hub: Hub) -> None:
@@ -192,6 +193,14 @@ def test_a_second_resolution_fetches_nothing(hub: Hub) -> None:
     hub.requests.clear()
     assert resolve_source(REPO) == first
     assert not [path for _, path in hub.requests if "/resolve/" in path]
+
+
+def test_a_failed_fetch_says_what_to_do_without_a_network(hub: Hub) -> None:
+    hub.error = (503, {})
+    with pytest.raises(MachineError, match="cannot fetch") as caught:
+        resolve_source(REPO)
+    assert "Got" not in str(caught.value)
+    assert "HF_HUB_OFFLINE=1" in str(caught.value.hint)
 
 
 def test_when_the_hub_is_down_the_cache_answers(cached: Path, hub: Hub) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io import shard_writer
 from specpilot_cli.io.page_cache import cached_share
 from specpilot_cli.io.safetensors_stream import (
     MAX_HEADER_BYTES,
@@ -214,6 +215,26 @@ def test_shard_writer_header_written_last(tmp_path: Path) -> None:
         assert file.metadata == {"format": "pt"}
         assert np.array_equal(file.read_array("a"), small)
         assert writer.header[8:] == file.header_bytes
+
+
+def test_a_header_beyond_the_limit_is_an_error_of_the_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_writer, "MAX_HEADER_BYTES", 1000)
+    longest = [(f"layers.{i}.weight", "U8", (5,)) for i in range(30)]
+    with pytest.raises(InputError, match="the limit is 1000") as caught:
+        ShardWriter(tmp_path / "x.safetensors", longest, {})
+    assert caught.value.where == str(tmp_path / "x.safetensors")
+    assert "--shard-size" in str(caught.value.hint)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_safetensors(path, {"a": np.zeros(2)})
+    with SafetensorsFile(path) as file, pytest.raises(InputError, match="no tensor") as caught:
+        file.read_array("b")
+    assert (caught.value.where, bool(caught.value.hint)) == (str(path), True)
 
 
 def test_shard_writer_without_tensors(tmp_path: Path) -> None:

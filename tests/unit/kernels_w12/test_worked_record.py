@@ -1,4 +1,4 @@
-"""The worked record of docs/w12.md, checked with arithmetic anyone can redo on paper."""
+"""The worked record of docs/w12-format.md, checked with arithmetic anyone can redo on paper."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_worked_record(coder: ModuleType) -> None:
 
 
 def test_document_shows_this_record(repo: Path) -> None:
-    text = (repo / "docs" / "w12.md").read_text(encoding="utf-8")
+    text = (repo / "docs" / "w12-format.md").read_text(encoding="utf-8")
     section = text.split("## A worked record", 1)[1].split("\n## ", 1)[0]
     shown = {
         int(offset): int(value, 16)

@@ -82,6 +82,22 @@ def test_tensor_without_escapes_or_windows_is_said_so_in_the_drawing() -> None:
     assert "12-bit floor" in texts
 
 
+@pytest.mark.parametrize("escapes", [3, 900])
+def test_how_many_have_no_escapes_is_said_beside_the_bar(escapes: int) -> None:
+    """On the bar itself it could not be read."""
+    group = tuple(point(f"layers.{i}.up.weight", 12.1, escapes * i, 65536) for i in range(4))
+    rare = point("layers.0.rare.weight", 12.1, 1, 65536)
+    with base.style():
+        figure = w12_tensors.build(W12TensorsData((*group, rare), "x"))
+        figure.canvas.draw()
+    axes = figure.axes[1]
+    (said,) = [text for text in axes.texts if text.get_text() == "1 of 4 none"]
+    box, (bar, *_) = said.get_window_extent(), [x for x in axes.lines if len(x.get_xdata()) == 2]
+    ends = sorted(axes.transData.transform([(x, 0) for x in bar.get_xdata()])[:, 0])
+    assert box.x1 < ends[0] or box.x0 > ends[1]
+    assert axes.get_window_extent().x0 <= box.x0 < box.x1 <= axes.get_window_extent().x1 + 15
+
+
 def test_many_roles_are_cut_and_the_table_has_all_of_them() -> None:
     points = tuple(point(f"part{chr(97 + i // 26)}{chr(97 + i % 26)}.weight") for i in range(40))
     figure = w12_tensors.draw(W12TensorsData(points, "x"))

@@ -1,0 +1,186 @@
+"""Write the measured numbers of W12 into README.md and docs/w12.md from docs/measurements.
+
+python scripts/w12_doc_numbers.py            rewrite both pages
+python scripts/w12_doc_numbers.py --check    exit 1 if a page says something else
+
+In docs/w12.md a text stands between `<!-- w12 NAME: begin -->` and `<!-- w12 NAME: end -->`; in
+README.md the rows of the results that begin with `| W12 ` are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parent.parent
+CODEC_GOAL = 2.0
+"""GB of BF16 per second and core, encoding and decoding."""
+COPY_GOAL = 1.5
+"""Time of a conversion over that of copying the same bytes."""
+GPU_GOAL = 900
+"""GB of BF16 per second, encoding on an H200."""
+
+Document = Mapping[str, Any]
+
+
+def measured(name: str) -> Document:
+    """The document NAME.json of docs/measurements."""
+    text = (REPO / "docs" / "measurements" / f"{name}.json").read_text(encoding="utf-8")
+    found: Document = json.loads(text)
+    return found
+
+
+def _goal(met: bool) -> str:
+    return "met" if met else "**missed**"
+
+
+def _cpu_rates(codec: Document, content: str) -> tuple[float, float]:
+    """GB of BF16 per processor-second, encoding and decoding on one thread."""
+    row = codec["codec"][content]["threads_1"]
+    return row["encode"]["cpu_bytes_per_s"] / 1e9, row["decode"]["cpu_bytes_per_s"] / 1e9
+
+
+def codec_text(codec: Document) -> str:
+    """What one core encodes and decodes, beside the goal."""
+    encode, decode = _cpu_rates(codec, "normal")
+    zeros_encode, zeros_decode = _cpu_rates(codec, "one_percent_zeros")
+    parts = codec["codec"]["normal"]
+    bits = parts["bits_per_weight"]
+    return (
+        f"On one core of an {codec['environment']['cpu']} ({codec['date_utc']}), in GB of BF16 per "
+        f"processor-second: ordinary weights {encode:.1f} to encode and {decode:.1f} to decode, at "
+        f"{bits:.3f} bits per weight; with 1 % zeros among them {zeros_encode:.1f} and "
+        f"{zeros_decode:.1f}. The goal is {CODEC_GOAL:.1f} for both: "
+        f"{_goal(min(encode, decode) >= CODEC_GOAL)} for ordinary weights, "
+        f"{_goal(min(zeros_encode, zeros_decode) >= CODEC_GOAL)} for those with zeros."
+    )
+
+
+def _ratio(convert: Document, step: str) -> str:
+    row = convert["sharded"]["steps"][step]
+    ratios = sorted(row["copy_time_ratio"])
+    return f"{row['copy_time_ratio_median']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
+def convert_text(convert: Document) -> str:
+    """How long whole commands take, in copies of the same bytes, and their memory."""
+    sharded = convert["sharded"]
+    steps, huge = sharded["steps"], convert["huge_tensor"]["steps"]
+    median = steps["convert"]["copy_time_ratio_median"]
+    peak = max(steps[step]["peak_rss_bytes"] for step in ("convert", "verify", "restore"))
+    copy = steps["copy"]["bytes_per_s"] / 1e9
+    return (
+        f"Converting {sharded['source_bytes'] / 1e9:.1f} GB took {_ratio(convert, 'convert')} "
+        f"times as long as copying it: median, least and greatest of {sharded['rounds']} rounds on "
+        f"{convert['environment']['processors']} cores, the copy at {copy:.1f} GB/s. The goal is "
+        f"{COPY_GOAL}: {_goal(median <= COPY_GOAL)}. Verifying the result took "
+        f"{_ratio(convert, 'verify')}, restoring {_ratio(convert, 'restore')}. Peak memory was "
+        f"{peak / 1e6:.0f} MB, and {huge['convert']['peak_rss_bytes'] / 1e6:.0f} MB for "
+        f"{convert['huge_tensor']['checkpoint']}."
+    )
+
+
+def gpu_text(gpu: Document) -> str:
+    """What a GPU encodes and decodes, and where it misses the goal."""
+    rates = {n: row["encode"]["bf16_bytes_per_s"] / 1e9 for n, row in gpu["shapes"].items()}
+    slow = {name: rate for name, rate in rates.items() if rate < GPU_GOAL}
+    fast = [rate for name, rate in rates.items() if name not in slow]
+    decoded = [row["decode"]["of_copy"] for n, row in gpu["shapes"].items() if n not in slow]
+    model = gpu["model"]
+    misses = " and ".join(
+        f"{name} ({2 * gpu['shapes'][name]['rows'] * gpu['shapes'][name]['cols'] / 1e6:.0f} MB: "
+        f"{rate:.0f})"
+        for name, rate in slow.items()
+    )
+    return (
+        f"On an {gpu['gpu']} ({gpu['date_utc']}) all {model['tensors']} linears, "
+        f"{model['bf16_bytes'] / 1e9:.1f} GB of BF16, take {model['encode_s'] * 1e3:.1f} ms to "
+        f"encode, {model['decode_s'] * 1e3:.1f} ms to decode and {model['compare_s'] * 1e3:.1f} ms "
+        f"to compare. Encoding runs at {min(fast):.0f} to {max(fast):.0f} GB of BF16 per second, "
+        f"decoding moves {min(decoded):.0%} to {max(decoded):.0%} of what an elementwise kernel's "
+        f"copy moves. The goal for encoding, {GPU_GOAL} GB/s, is "
+        f"{'missed by ' + misses if misses else 'met by all'}."
+    )
+
+
+def readme_rows() -> list[str]:
+    """The rows of README's results that are about W12."""
+    codec, convert, bits = (measured(f"w12_{n}") for n in ("codec_cpu", "convert", "bits"))
+    gpu = measured("w12_gpu_codec_h200")
+    encode, decode = _cpu_rates(codec, "normal")
+    found, normal = bits["all_checkpoints"], bits["normal_0.02"]["bits_per_weight"]
+    ratio, model = convert["sharded"]["steps"]["convert"]["copy_time_ratio_median"], gpu["model"]
+    size, checkpoints = model["bf16_bytes"] / 1e9, len(bits["checkpoints"])
+    rows = [
+        ("bits per weight: N(0, 0.02); all large weights of "
+         f"{checkpoints} small checkpoints, within their bar",
+         f"{normal:.3f}; {found['bits_per_weight']:.3f}, {found['meet_bar']} of "
+         f"{found['large_tensors']}", "any", "w12_bits", "bench_w12_bits.py"),
+        ("codec, N(0, 0.02), one thread, per CPU second: encode, decode",
+         f"{encode:.1f}, {decode:.1f} GB of BF16", "CPU", "w12_codec_cpu", "bench_w12_codec.py"),
+        ("conversion of 4 GB, time over that of copying it, median (goal 1.5)",
+         f"{ratio:.2f}×", f"{convert['environment']['processors']} CPU cores", "w12_convert",
+         "bench_w12_convert.py"),
+        (f"codec on a GPU, the linears of Qwen3.8-27B ({size:.1f} GB): encode, decode",
+         f"{model['encode_s'] * 1e3:.1f}, {model['decode_s'] * 1e3:.1f} ms", "one H200",
+         "w12_gpu_codec_h200", "bench_w12_gpu_codec.py"),
+    ]  # fmt: skip
+    return [
+        f"| W12 {what} | {result} | {where} | [{file}](docs/measurements/{file}.json), "
+        f"`scripts/{script}` |"
+        for what, result, where, file, script in rows
+    ]
+
+
+def with_texts(page: str, texts: Mapping[str, str]) -> str:
+    """`page` with every text of `texts` between its marks, which must be there once."""
+    for name, text in texts.items():
+        begin, end = f"<!-- w12 {name}: begin -->\n", f"<!-- w12 {name}: end -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise SystemExit(f"error: no place for `{name}`")
+        before, _, rest = page.partition(begin)
+        page = before + begin + textwrap.fill(text, 100) + "\n" + end + rest.partition(end)[2]
+    return page
+
+
+def with_rows(page: str, rows: list[str]) -> str:
+    """`page` with its rows about W12, which must follow each other, replaced by `rows`."""
+    found = re.findall(r"(?:^\| W12 .*\n)+", page, re.MULTILINE)
+    if len(found) != 1:
+        raise SystemExit("error: the rows about W12 do not follow each other")
+    return page.replace(found[0], "".join(f"{row}\n" for row in rows))
+
+
+def rendered() -> dict[Path, str]:
+    """Both pages as they should be."""
+    texts = {
+        "codec": codec_text(measured("w12_codec_cpu")),
+        "convert": convert_text(measured("w12_convert")),
+        "gpu codec": gpu_text(measured("w12_gpu_codec_h200")),
+    }
+    page, readme = REPO / "docs" / "w12.md", REPO / "README.md"
+    return {
+        page: with_texts(page.read_text(encoding="utf-8"), texts),
+        readme: with_rows(readme.read_text(encoding="utf-8"), readme_rows()),
+    }
+
+
+def main() -> int:
+    """Write or check the pages."""
+    stale = [p for p, text in rendered().items() if p.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            sys.stderr.write(f"{path.name} is out of date: run scripts/w12_doc_numbers.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(rendered()[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
