@@ -202,10 +202,10 @@ def _debugging() -> bool:
 def _say(text: str, *, label: str | None = None, style: str = "") -> None:
     from rich.markup import escape
 
-    from specpilot_cli.ui import stderr_console
+    from specpilot_cli.ui import printable, stderr_console
 
     prefix = f"[{style}]{label}:[/{style}] " if label else ""
-    stderr_console().print(prefix + escape(text))
+    stderr_console().print(prefix + escape(printable(text)))
 
 
 def _stop_displays() -> None:

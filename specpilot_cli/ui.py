@@ -6,6 +6,7 @@ Domain code takes a `Reporter` and never sees a terminal.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 
 # Without a terminal, one plain line per label at most this often.
 _PLAIN_INTERVAL_S = 5.0
+
+# What a terminal obeys instead of showing: C0 without tab and newline, DEL, C1, and the marks
+# that reorder text. Names of tensors and files are other people's.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Return `text` with the characters that would command a terminal as `\\x1b` and the like."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 class Reporter(Protocol):
@@ -145,7 +155,7 @@ class ConsoleReporter:
         from rich.markup import escape
 
         with self._lock:
-            self._console.print(prefix + escape(msg))
+            self._console.print(prefix + escape(printable(msg)))
 
     def _move_bar(self, label: str, done: int, total: int) -> None:
         from rich.markup import escape

@@ -223,8 +223,10 @@ def _print_verification(found: Verification) -> None:
     from specpilot_cli.report.tables import print_line
 
     for problem in found.problems:
+        # A name with a line break in it must not look like the verdict.
+        name = problem.name.replace("\n", "\\n")
         place = f" in `{problem.shard}`" if problem.shard is not None else ""
-        print_line(f"{problem.kind} `{problem.name}`{place}: {problem.what}")
+        print_line(f"{problem.kind} `{name}`{place}: {problem.what}")
     with_source = f", {found.compared} compared with the source" if found.compared else ""
     if not found.problems:
         print_line(

@@ -41,8 +41,7 @@ EXCLUDED = "excluded by"
 NOT_INCLUDED = "not among the included"
 """The reason for a tensor that matches no pattern to include."""
 
-# 128 rows of this length take 64 MiB, which is what a conversion holds at once.
-MAX_INPUTS = 1 << 18
+MAX_INPUTS = layout.MAX_INPUTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.append_file import AppendFile
 from specpilot_cli.io.atomic import atomic_folder
 from specpilot_cli.io.hashing import sha256_file
+from specpilot_cli.io.hf_folder import CONFIG_NAME
+from specpilot_cli.io.json_file import refuse_special_file
 from specpilot_cli.io.w12_folder import W12Folder
 from specpilot_cli.schema.w12_manifest import W12File, W12Source, W12Tensor
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -41,6 +44,7 @@ def restore_folder(
     """Write the checkpoint that the W12 folder at `path` was made from to `target`.
 
     Every shard has the source's sha256; config.json and the index are the source's texts.
+    With `force` a checkpoint of the same files is replaced, its weights whatever they are.
     InputError: a malformed folder, a damaged tensor or file (named), a bad target.
     MachineError: the disk is too small. On any error `target` does not appear.
     """
@@ -53,6 +57,8 @@ def restore_folder(
             *manifest.source_texts,
         }
         check_target(target, path, written, force=force)
+        if force:
+            _refuse_losses(target, carried)
         source_bytes = sum(source.size_bytes for source in manifest.sources)
         check_disk(target, source_bytes + _DISK_MARGIN_BYTES)
         opened.read_once()
@@ -122,7 +128,33 @@ class _Job:
                 raise self.opened.damaged(tensor, "its bytes are not the source's")
 
 
+def _refuse_losses(target: Path, carried: Sequence[W12File]) -> None:
+    """Raise InputError if replacing the folder `target` could lose more than a checkpoint.
+
+    The names that the manifest lists prove nothing: whoever wrote it chose them. So the folder
+    must be a checkpoint, and its other files must be the very ones that are written again.
+    """
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not (target / CONFIG_NAME).is_file() or not any(target.glob("*.safetensors")):
+        raise InputError(
+            f"`{target}` is no checkpoint, and replacing it would lose what it holds",
+            where=str(target),
+            hint="choose another folder",
+        )
+    for file in carried:
+        present = target / file.path
+        is_lost = present.is_symlink() or (present.exists() and not present.is_file())
+        if is_lost or (present.is_file() and sha256_file(present) != file.sha256):
+            raise InputError(
+                f"`{target}` holds another `{file.path}`, which replacing it would lose",
+                where=str(target),
+                hint="choose another folder, or remove that file first",
+            )
+
+
 def _copy_checked(path: Path, out: Path, file: W12File) -> None:
+    refuse_special_file(path / file.path)
     copy_file(path / file.path, out / file.path)
     if sha256_file(out / file.path) != file.sha256:
         raise InputError(

@@ -67,7 +67,7 @@ def open_hf_folder(path: Path) -> HfFolder:
 
     InputError: no folder, no config.json, no safetensors weights, an index that disagrees with
     its shards, a damaged shard, one tensor name in two shards, a file or folder whose name the
-    manifest of a W12 folder cannot hold.
+    manifest of a W12 folder cannot hold, a file that is a link to somewhere else.
     """
     if not path.is_dir():
         raise InputError(
@@ -90,6 +90,7 @@ def open_hf_folder(path: Path) -> HfFolder:
     for shard in shards:
         _refuse_unwritable_name(shard, path)
     carried, left_out = _other_files(path, shards)
+    _refuse_foreign_links(path, shards, (CONFIG_NAME, INDEX_NAME, *carried))
     return HfFolder(
         path, config, config_text, index, index_text, shards, tensors, carried, left_out
     )
@@ -247,6 +248,23 @@ def _refuse_unwritable_name(name: str, path: Path) -> None:
 
 def _printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def _refuse_foreign_links(path: Path, shards: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Raise InputError if one of the files `names` lies neither in the folder nor with a shard.
+
+    A Hub cache keeps all files of a snapshot in one other folder, and so do folders of links. A
+    link to anywhere else would put a private file into what is published.
+    """
+    inside, beside = path.resolve(), {(path / shard).resolve().parent for shard in shards}
+    for name in names:
+        real = (path / name).resolve()
+        if inside not in real.parents and real.parent not in beside:
+            raise InputError(
+                f"`{name}` is a link to `{real}`, where no shard of the checkpoint lies",
+                where=str(path),
+                hint="put a copy of the file in the place of the link, or remove it",
+            )
 
 
 def why_left_out(relative: str) -> str | None:

@@ -41,9 +41,9 @@ def resolve_source(
     last seen is taken from the cache. `bars`: let the Hub's client draw its progress bars on
     stderr.
 
-    InputError: neither a folder nor a hub id, no such repository or revision. MachineError: no
-    huggingface_hub, not in the cache while offline, no access to a gated repository, a failed
-    download.
+    InputError: neither a folder nor a hub id, no such repository or revision, a cache that leads
+    elsewhere. MachineError: no huggingface_hub, not in the cache while offline, no access to a
+    gated repository, a failed download.
     """
     if Path(source).is_dir():
         return Path(source)
@@ -58,8 +58,14 @@ def resolve_source(
     repo, revision = match["repo"], match["revision"]
     path = _snapshot(repo, revision, bars=bars, reporter=reporter)
     origin = hub_origin(path)
-    commit = origin.revision if origin else "unknown commit"
-    reporter.note(f"{repo} at {commit}: `{path}`")
+    if origin is None or origin.repo != repo or ".." in path.parts or path.is_symlink():
+        raise InputError(
+            f"the Hub cache leads `{source}` to `{path}`, which is no snapshot of `{repo}`",
+            where=source,
+            hint="the cache's `refs` or `snapshots` were altered: delete the repository from the "
+            "cache and fetch it again",
+        )
+    reporter.note(f"{repo} at {origin.revision}: `{path}`")
     return path
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.atomic import atomic_output
+from specpilot_cli.io.json_file import refuse_special_file
 from specpilot_cli.io.page_memory import Bytes
 from specpilot_cli.io.source_file import SourceFile
 
@@ -122,6 +123,7 @@ class SafetensorsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        refuse_special_file(path)
         try:
             self._file = SourceFile(path)
         except OSError as error:

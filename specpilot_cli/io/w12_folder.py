@@ -51,6 +51,8 @@ def is_w12_folder(path: Path) -> bool:
     """Return whether `path` is, or claims to be, a W12 folder (it may still be damaged)."""
     if (path / MANIFEST_NAME).is_file():
         return True
+    if not (path / CONFIG_NAME).is_file():  # a pipe would keep the reader waiting
+        return False
     try:
         config = json.loads((path / CONFIG_NAME).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -115,6 +117,9 @@ class W12Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = read_manifest(path)
+        self._of_source: dict[str, list[W12Tensor]] = {s.name: [] for s in self.manifest.sources}
+        for tensor in self.manifest.tensors:
+            self._of_source[tensor.source].append(tensor)
         self._stack = ExitStack()
         self._shards: dict[str, SafetensorsFile] = {}
         try:
@@ -160,7 +165,7 @@ class W12Folder:
 
     def tensors_of(self, source: W12Source) -> list[W12Tensor]:
         """Return the tensors of one source file, in the order of its data."""
-        return [tensor for tensor in self.manifest.tensors if tensor.source == source.name]
+        return self._of_source[source.name]
 
     def read_once(self) -> None:
         """Say that every shard will be read once, see `SafetensorsFile.read_once`."""
@@ -257,11 +262,11 @@ class W12Folder:
         )
 
     def _check_names(self) -> None:
-        expected = {shard.name: set[str]() for shard in self.manifest.shards}
+        left_over = {shard: set(file.names) for shard, file in self._shards.items()}
         for tensor in self.manifest.tensors:
             for name, dtype, shape in stored_specs(tensor):
                 file = self._shards[tensor.shard]
-                if name not in file.names:
+                if name not in left_over[tensor.shard]:
                     raise InputError(
                         f"no tensor named `{name}`", where=str(file.path), hint=_CONVERT_AGAIN
                     )
@@ -273,9 +278,8 @@ class W12Folder:
                         where=str(file.path),
                         hint=_CONVERT_AGAIN,
                     )
-                expected[tensor.shard].add(name)
-        for shard_name, file in self._shards.items():
-            extra = set(file.names) - expected[shard_name]
+                left_over[tensor.shard].remove(name)
+        for shard_name, extra in left_over.items():
             if extra:
                 raise InputError(
                     f"`{min(extra)}` is not in the manifest",

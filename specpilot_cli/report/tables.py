@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specpilot_cli.ui import stdout_console
+from specpilot_cli.ui import printable, stdout_console
 
 Justify = Literal["left", "right", "center"]
 
@@ -45,9 +45,10 @@ def print_pairs(pairs: Sequence[tuple[str, object]], *, title: str | None = None
 
         width = max((len(label) for label, _ in pairs), default=0)
         if title:
-            stdout_console().print(f"[bold]{escape(title)}[/bold]")
+            stdout_console().print(f"[bold]{escape(printable(title))}[/bold]")
         for label, value in pairs:
-            stdout_console().print(f"{escape(label.ljust(width))}  {escape(str(value))}")
+            line = printable(f"{label.ljust(width)}  {value}")
+            stdout_console().print(escape(line))
         return
     if title:
         _line(f"# {title}")
@@ -68,7 +69,7 @@ def _print_ruled(
     from rich.table import Table
 
     table = Table(
-        title=escape(title) if title else None,
+        title=escape(printable(title)) if title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -76,7 +77,7 @@ def _print_ruled(
     for head in heads:
         table.add_column(escape(head.title), justify=head.justify, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*(escape(printable(str(cell))) for cell in row))
     stdout_console().print(table)
 
 
@@ -91,4 +92,4 @@ def _print_tabbed(
 
 
 def _line(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(printable(text) + "\n")

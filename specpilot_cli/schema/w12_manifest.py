@@ -8,31 +8,75 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from specpilot_cli.schema.base import FileModel
+from specpilot_kernels.w12 import layout
+from specpilot_kernels.w12.manifest import MANIFEST_NAME
+
+_CONFIG_NAME = "config.json"
+_TEXTS = {_CONFIG_NAME, "model.safetensors.index.json"}
+# What Linux allows a name, and half of what it allows a path: the folder's own needs the rest.
+_NAME_BYTES = 255
+_PATH_BYTES = 2048
+
+
+def path_problem(path: str) -> str | None:
+    """Return why a manifest may not list `path`, relative to the folder, or None if it may."""
+    parts = path.split("/")
+    if not all(parts) or {".", ".."} & set(parts) or "\\" in path or "\0" in path:
+        return "not a path inside the folder"
+    if any(part.startswith(".") for part in parts):
+        return "hidden"
+    sizes = [len(part.encode(errors="replace")) for part in parts]
+    if max(sizes) > _NAME_BYTES or sum(sizes) + len(sizes) > _PATH_BYTES:
+        return "too long"
+    return None
 
 
 def _inside(path: str) -> str:
-    parts = path.split("/")
-    if not all(parts) or ".." in parts or "." in parts or "\\" in path or "\0" in path:
-        raise ValueError("not a path inside the folder")
+    problem = path_problem(path)
+    if problem is not None:
+        raise ValueError(problem)
     return path
 
 
 def _file_name(name: str) -> str:
-    if "/" in name or name.startswith("."):
+    if "/" in name:
         raise ValueError("not a plain file name")
     return _inside(name)
+
+
+def _weights_name(name: str) -> str:
+    if not name.endswith(".safetensors"):
+        raise ValueError("not the name of a safetensors file")
+    return _file_name(name)
+
+
+def _refuse_collisions(kind: str, paths: Iterable[str]) -> None:
+    """Raise ValueError if two of `paths` are the same or one lies below another."""
+    files: set[str] = set()
+    for path in paths:
+        if path in files:
+            raise ValueError(f"{kind} hold `{path}` twice")
+        files.add(path)
+    for path in files:
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            above = "/".join(parts[:depth])
+            if above in files:
+                raise ValueError(f"{kind} hold `{above}` both as a file and as a folder")
 
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Crc32 = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 InsidePath = Annotated[str, AfterValidator(_inside)]
 FileName = Annotated[str, AfterValidator(_file_name)]
+WeightsName = Annotated[str, AfterValidator(_weights_name)]
 Natural = Annotated[int, Field(ge=0)]
 
 
@@ -53,8 +97,8 @@ class W12Tensor(FileModel):
     encoding: Literal["w12", "stored"]
     dtype: str
     shape: list[Natural]
-    source: FileName
-    shard: FileName
+    source: WeightsName
+    shard: WeightsName
     source_prefix_sha256: Sha256
     stored_crc32: Crc32
     escapes: Natural | None = None
@@ -69,6 +113,8 @@ class W12Tensor(FileModel):
                 raise ValueError("a w12 tensor is a BF16 matrix or a stack of them")
             if 0 in self.shape:
                 raise ValueError("a w12 tensor has elements")
+            if self.shape[-1] > layout.MAX_INPUTS:
+                raise ValueError(f"a w12 tensor has at most {layout.MAX_INPUTS} inputs")
         elif self.reason is None:
             raise ValueError("a stored tensor needs the reason")
         return self
@@ -80,7 +126,7 @@ class W12Source(FileModel):
     `header` is its JSON header text, byte for byte; `sha256` is of the whole file.
     """
 
-    name: FileName
+    name: WeightsName
     sha256: Sha256
     size_bytes: Natural
     header: str
@@ -89,7 +135,7 @@ class W12Source(FileModel):
 class W12Shard(FileModel):
     """A safetensors file of this folder; `header_sha256` is of length prefix and JSON header."""
 
-    name: FileName
+    name: WeightsName
     size_bytes: Natural
     header_sha256: Sha256
 
@@ -150,6 +196,18 @@ class W12Manifest(FileModel):
                 raise ValueError(f"tensors lie in a {kind} that is not listed: {unknown}")
             if any(place[one] > place[next_] for one, next_ in pairwise(used)):
                 raise ValueError(f"the tensors are not in the order of the {kind}s")
+        return self
+
+    @model_validator(mode="after")
+    def _files_do_not_collide(self) -> W12Manifest:
+        """In this folder and in a restored one, every path is of one file."""
+        if not {_CONFIG_NAME} <= self.source_texts.keys() <= _TEXTS:
+            raise ValueError(f"source_texts are not {_CONFIG_NAME} and, if any, the index")
+        carried = [file.path for file in self.files if file.carried]
+        shards = [shard.name for shard in self.shards]
+        sources = [source.name for source in self.sources]
+        _refuse_collisions("the files", [MANIFEST_NAME, *shards, *(f.path for f in self.files)])
+        _refuse_collisions("the source's files", [*sources, *self.source_texts, *carried])
         return self
 
     def text(self) -> str:

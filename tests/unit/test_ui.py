@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 import io
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from specpilot_cli import ui
+from specpilot_cli.main import main
+from specpilot_cli.report import tables
+from specpilot_cli.report.tables import print_line, print_pairs, print_table
+from specpilot_cli.ui import ConsoleReporter, printable
+
+OBEYED = {"\x1b", "\x07", "\r", "\x9b", "\u202e"}
 
 
 @pytest.fixture
@@ -76,3 +84,35 @@ def test_silent_reporter_satisfies_the_protocol(capsys: pytest.CaptureFixture[st
     reporter.warn("b")
     reporter.progress("c", 1, 2)
     assert capsys.readouterr() == ("", "")
+
+
+def test_names_cannot_command_the_terminal(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "a\x1b[2J\x1b]0;x\x07\r\x9bm\u202eb\tc\nd — ü"
+    shown = "a\\x1b[2J\\x1b]0;x\\x07\\r\\x9bm\\u202eb\tc\nd — ü"
+    assert printable(name) == shown
+    with ConsoleReporter() as reporter:
+        reporter.note(name)
+        reporter.warn(name)
+    assert not OBEYED & set(screen.getvalue())
+    print_line(name)
+    print_pairs([(name, name)], title=name)
+    print_table([name], [(name,)], title=name)
+    plain = Console(width=60, highlight=False, force_terminal=False)
+    monkeypatch.setattr(tables, "stdout_console", lambda: plain)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    print_pairs([(name, name)], title=name)
+    print_table(["tensor"], [(name,)], title=name)
+    out = capsys.readouterr().out
+    assert out.count("x1b[2J") == 12
+    assert not OBEYED & set(out)
+
+
+def test_errors_cannot_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["w12", "verify", str(tmp_path / "a\x1b[2Jb")]) == 2
+    err = capsys.readouterr().err
+    assert "a\\x1b[2Jb" in err
+    assert not OBEYED & set(err)

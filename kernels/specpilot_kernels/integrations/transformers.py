@@ -7,10 +7,11 @@ The model is the one that the BF16 checkpoint gives: plain modules, every weight
 while it is loaded, after a check of its stored bytes. Saving it writes a BF16 checkpoint.
 
 How: method "w12" is registered with transformers' quantizers, and one function of the loader,
-`PreTrainedModel._load_pretrained_model`, is wrapped so that for a W12 folder it receives the
-source's tensors as lazy slices. The conversion hooks that transformers offers to quantizers
-would not do: they see an encoded tensor's parts only after all of them were read, decode in one
-thread, and lose the order of experts of which some were converted and some were not.
+`PreTrainedModel._load_pretrained_model`, is wrapped so that for W12 shards, whatever the
+configuration says of them, it receives the source's tensors as lazy slices. The conversion hooks
+that transformers offers to quantizers would not do: they see an encoded tensor's parts only after
+all of them were read, decode in one thread, and lose the order of experts of which some were
+converted and some were not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.utils import cached_file
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from specpilot_kernels.integrations.w12_tensors import open_tensors
+from specpilot_kernels.integrations.w12_tensors import holds_records, open_tensors
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import (
     LOADER_NOTICE,
@@ -133,10 +134,7 @@ class W12Quantizer(HfQuantizer):
 
     def update_attn_implementation(self, config: Any) -> Any:
         """Remove the notice for readers without this module; the first hook to see the config."""
-        nested = (getattr(config, name, None) for name in config.sub_configs)
-        for part in (config, *nested):
-            if getattr(part, "transformers_weights", None) == LOADER_NOTICE:
-                del part.transformers_weights
+        _remove_marks(config)
         return config
 
     def preprocess_model(self, model: Any, dtype: Any = None, **kwargs: Any) -> None:
@@ -165,13 +163,34 @@ class W12Quantizer(HfQuantizer):
         return True
 
 
+def _remove_marks(config: Any) -> None:
+    """Remove from `config` and its parts what stops other loaders; the top keeps its method."""
+    if getattr(config, "transformers_weights", None) == LOADER_NOTICE:
+        del config.transformers_weights
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is None:
+            continue
+        _remove_marks(part)
+        method = getattr(part, "quantization_config", None)
+        if isinstance(method, dict) and method.get("quant_method") == QUANT_METHOD:
+            del part.quantization_config
+
+
 def _load_w12(
     model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any
 ) -> Any:
     quantizer = load_config.hf_quantizer
-    ours = isinstance(quantizer, W12Quantizer) and quantizer.loads(checkpoint_files)
-    if not ours or state_dict is not None:
+    ours = isinstance(quantizer, W12Quantizer)
+    # The files decide: the configuration may be the BF16 model's, and W12 would not be noticed.
+    expected = ours and quantizer.loads(checkpoint_files)
+    if state_dict is not None or not (expected or holds_records(checkpoint_files or ())):
         return _loader(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+    if quantizer is not None and not ours:
+        raise W12FolderError(
+            f"W12 weights cannot be loaded with {type(quantizer).__name__}: load what "
+            "`specpilot w12 restore` writes"
+        )
     if "disk" in (load_config.device_map or {}).values():
         raise ValueError(
             "a W12 folder cannot be offloaded to disk: transformers would read the weights from "

@@ -81,6 +81,32 @@ class LazyTensor:
         )
 
 
+def holds_records(files: Sequence[str | Path]) -> bool:
+    """Whether one of the checkpoint's files is a shard of a W12 folder that holds records.
+
+    Only headers are read. A file that is no safetensors file holds none. One name that ends like
+    a part proves nothing, so a second part of the same tensor must be there.
+    """
+    return any(_has_parts(Path(file)) for file in files if str(file).endswith(".safetensors"))
+
+
+def _has_parts(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(str(path), framework="pt", device="cpu") as file:
+            names = set(file.keys())
+    except (OSError, SafetensorError):
+        return False
+    seen: set[str] = set()
+    for suffix in layout.PART_SUFFIXES.values():
+        tensors = {name.removesuffix(suffix) for name in names if name.endswith(suffix)}
+        if seen & tensors:
+            return True
+        seen |= tensors
+    return False
+
+
 def open_tensors(shards: Sequence[str | Path]) -> dict[str, LazyTensor]:
     """Return name → lazy tensor of the W12 folder whose safetensors files are `shards`.
 
@@ -108,6 +134,8 @@ def open_tensors(shards: Sequence[str | Path]) -> dict[str, LazyTensor]:
 
 
 def _open(path: Path) -> Any:
+    if path.exists() and not path.is_file():
+        raise W12FolderError(f"cannot read `{path}`: it is not a regular file")
     try:
         return safe_open(str(path), framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
@@ -117,6 +145,9 @@ def _open(path: Path) -> Any:
 def _check_entry(entry: TensorEntry, file: Any, present: set[str], path: Path) -> None:
     if entry.encoding != "stored" and (entry.encoding, entry.dtype) != ("w12", "BF16"):
         raise W12FolderError(f"`{entry.name}`: unknown encoding {entry.encoding!r} {entry.dtype}")
+    readable = len(entry.shape) in (2, 3) and 0 < entry.shape[-1] <= layout.MAX_INPUTS
+    if entry.encoding == "w12" and not readable:
+        raise W12FolderError(f"`{entry.name}`: no W12 tensor has the shape {list(entry.shape)}")
     for name, dtype, shape in entry.stored_specs():
         if name not in present:
             raise W12FolderError(f"`{name}` is missing in `{path}`")

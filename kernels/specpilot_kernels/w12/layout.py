@@ -52,7 +52,10 @@ ESCAPE_COL_BITS: Final = 24
 Seven bits of channel leave the sign bit of an int32 clear."""
 
 MAX_COLS: Final = 1 << ESCAPE_COL_BITS
-"""The most inputs a matrix may have."""
+"""The most inputs an escape's place can name."""
+
+MAX_INPUTS: Final = 1 << 18
+"""The most inputs of a tensor in a folder: 128 rows take 64 MiB, which readers hold at once."""
 
 PART_SUFFIXES: Final = {
     "records": "_w12",

@@ -74,6 +74,8 @@ def read_entries(folder: Path) -> tuple[TensorEntry, ...]:
     layout that this code does not read.
     """
     path = folder / MANIFEST_NAME
+    if path.exists() and not path.is_file():
+        raise W12FolderError(f"`{path}` is not a regular file: {_AGAIN}")
     try:
         text = path.read_bytes().decode()
         data = json.loads(text)

@@ -110,6 +110,24 @@ def test_other_folders_have_no_origin(folder: str, tmp_path: Path) -> None:
     assert hub_origin(tmp_path / folder) is None
 
 
+@pytest.mark.parametrize(
+    "ref", ["../../..", f"../../models--other--one/snapshots/{COMMIT}", "main"]
+)
+def test_a_ref_that_leads_out_of_the_snapshots_is_refused(ref: str, cached: Path) -> None:
+    repo = cached.parent.parent
+    (repo / "refs" / "main").write_text(ref, encoding="utf-8")
+    (repo / "snapshots" / ref).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(InputError, match=f"is no snapshot of `{REPO}`"):
+        resolve_source(REPO)
+
+
+def test_a_snapshot_that_is_a_link_is_refused(cached: Path, tmp_path: Path) -> None:
+    cached.rename(tmp_path / COMMIT)
+    cached.symlink_to(tmp_path / COMMIT)
+    with pytest.raises(InputError, match=f"is no snapshot of `{REPO}`"):
+        resolve_source(REPO)
+
+
 @pytest.mark.parametrize("source", ["missing", "./a/b", "/no/such/folder", "a/b/c", "a/b@", "~/x"])
 def test_what_is_no_folder_and_no_hub_id(source: str, cache: Path) -> None:
     with pytest.raises(InputError, match="no such model folder") as caught:
