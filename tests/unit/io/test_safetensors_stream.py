@@ -224,7 +224,7 @@ def test_a_header_beyond_the_limit_is_an_error_of_the_input(
     longest = [(f"layers.{i}.weight", "U8", (5,)) for i in range(30)]
     with pytest.raises(InputError, match="the limit is 1000") as caught:
         ShardWriter(tmp_path / "x.safetensors", longest, {})
-    assert caught.value.where == str(tmp_path / "x.safetensors")
+    assert caught.value.where == "x.safetensors"
     assert "--shard-size" in str(caught.value.hint)
     assert list(tmp_path.iterdir()) == []
 
