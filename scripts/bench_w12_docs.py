@@ -1,21 +1,17 @@
-"""What docs/w12.md quotes of the measurements of `bench_w12.py`.
-
-python scripts/bench_w12_docs.py     # brings the page up to date
-"""
+"""What docs/w12.md quotes of the measurements of `bench_w12.py`; `w12_doc_numbers.py` writes it."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 from bench_w12_table import BARS, LARGE_BYTES
+from doc_marks import between_marks
 
 PAGE = Path("docs/w12.md")
 RESULT = Path("docs/measurements/w12_gemm_h200.json")
-BEGIN, END = "<!-- w12 gemm: begin -->", "<!-- w12 gemm: end -->"
 
 ROWS = (1, 8, 16, 32, 48, 64)
 # Goals beside `BARS`.
@@ -118,11 +114,8 @@ def most_escapes(document: Document, ratio: float = 1.05) -> dict[int, float]:
 
 
 def with_tables(page: str, text: str) -> str:
-    """`page` with the part between the markers replaced."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise SystemExit(f"{PAGE} does not hold the markers {BEGIN} and {END} once")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
+    """`page` with the tables `text` at their place."""
+    return between_marks(page, "gemm", text)
 
 
 def _growth(document: Document) -> float:
@@ -140,8 +133,3 @@ def _head(first: str, others: list[str]) -> list[str]:
 
 def _line(first: str, others: list[str]) -> str:
     return f"| {' | '.join([first, *others])} |"
-
-
-if __name__ == "__main__":
-    found = tables(json.loads(RESULT.read_text(encoding="utf-8")))
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench_w12_docs import tables, with_tables
+from doc_marks import between_marks
+
 REPO = Path(__file__).resolve().parent.parent
 CODEC_GOAL = 2.0
 """GB of BF16 per second and core, encoding and decoding."""
@@ -140,11 +143,7 @@ def readme_rows() -> list[str]:
 def with_texts(page: str, texts: Mapping[str, str]) -> str:
     """`page` with every text of `texts` between its marks, which must be there once."""
     for name, text in texts.items():
-        begin, end = f"<!-- w12 {name}: begin -->\n", f"<!-- w12 {name}: end -->"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise SystemExit(f"error: no place for `{name}`")
-        before, _, rest = page.partition(begin)
-        page = before + begin + textwrap.fill(text, 100) + "\n" + end + rest.partition(end)[2]
+        page = between_marks(page, name, textwrap.fill(text, 100))
     return page
 
 
@@ -165,20 +164,23 @@ def rendered() -> dict[Path, str]:
     }
     page, readme = REPO / "docs" / "w12.md", REPO / "README.md"
     return {
-        page: with_texts(page.read_text(encoding="utf-8"), texts),
+        page: with_tables(
+            with_texts(page.read_text(encoding="utf-8"), texts),
+            tables(dict(measured("w12_gemm_h200"))),
+        ),
         readme: with_rows(readme.read_text(encoding="utf-8"), readme_rows()),
     }
 
 
 def main() -> int:
     """Write or check the pages."""
-    stale = [p for p, text in rendered().items() if p.read_text(encoding="utf-8") != text]
+    stale = {p: text for p, text in rendered().items() if p.read_text(encoding="utf-8") != text}
     if "--check" in sys.argv[1:]:
         for path in stale:
             sys.stderr.write(f"{path.name} is out of date: run scripts/w12_doc_numbers.py\n")
         return 1 if stale else 0
-    for path in stale:
-        path.write_text(rendered()[path], encoding="utf-8")
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 
