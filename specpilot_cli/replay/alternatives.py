@@ -10,22 +10,24 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.replay.anchors import Anchors, ReplayOptions
-from specpilot_cli.replay.policy import BudgetTrace, PolicyTrace, edge_scores
+from specpilot_cli.replay.policy import (
+    BudgetTrace,
+    EveryBudget,
+    PolicyTrace,
+    edge_scores,
+    trace_prefixes,
+)
 from specpilot_cli.replay.split import two_folds
 from specpilot_cli.ui import Reporter, SilentReporter
 
 
 @dataclass(frozen=True, slots=True)
-class LevelPolicy:
+class LevelPolicy(EveryBudget):
     """EAGLE-2 (`beam`: `--top-k` paths per level) or OPT-Tree (as many as the budget)."""
 
     name: str
     summary: str
     beam: bool
-
-    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
-        """All of them."""
-        return [*sorted(set(requested))]
 
     def trace(
         self,
@@ -38,24 +40,23 @@ class LevelPolicy:
         """Build one tree per anchor at the largest budget; its prefixes are the smaller ones."""
         from specpilot_kernels.trees.levels import levels_pop_index
 
-        n_anchors, candidates = anchors.n_anchors, anchors.candidate_ids
-        pop_index = np.empty((n_anchors, anchors.n_positions), dtype=np.int32)
-        expected = np.empty((n_anchors, len(budgets)), dtype=np.float64)
-        for part in anchors.chunks():
-            pop_index[part], expected[part] = levels_pop_index(
-                candidates[part],
+        def walk(
+            part: slice, sizes: npt.NDArray[np.int64]
+        ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+            return levels_pop_index(
+                anchors.candidate_ids[part],
                 edge_scores(anchors, part, options),
                 anchors.truth[part],
-                np.asarray(budgets, dtype=np.int64),
+                sizes,
                 top_k=options.top_k if self.beam else None,
                 counted_depth=anchors.remaining[part] - 1,
             )
-            reporter.progress(f"replay {self.name}", part.stop, n_anchors)
-        return PolicyTrace(pop_index, expected)
+
+        return trace_prefixes(self.name, anchors, budgets, walk, reporter)
 
 
 @dataclass(frozen=True, slots=True)
-class SequoiaPolicy:
+class SequoiaPolicy(EveryBudget):
     """One fixed tree for all steps, from how often the truth has which rank.
 
     Cross-fitted: each half of the requests is judged with the tree fitted on the other half, so no
@@ -64,10 +65,6 @@ class SequoiaPolicy:
 
     name: str = "sequoia"
     summary: str = "Sequoia: one fixed tree by rank, fitted on the other half of the requests"
-
-    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
-        """All of them."""
-        return [*sorted(set(requested))]
 
     def trace(
         self,
@@ -104,7 +101,7 @@ class SequoiaPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class CostAwarePolicy:
+class CostAwarePolicy(EveryBudget):
     """As many nodes per step as pay for themselves: argmax of τ(N) / c(N) up to the budget.
 
     This is CaDDTree's rule on best-first trees with conditional scores; CaDDTree itself scores
@@ -113,10 +110,6 @@ class CostAwarePolicy:
 
     name: str = "cost-aware"
     summary: str = "best-first, cut per step where expected τ / step time peaks; --step-times"
-
-    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
-        """All of them, as caps."""
-        return [*sorted(set(requested))]
 
     def trace(
         self,

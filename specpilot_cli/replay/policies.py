@@ -11,7 +11,14 @@ import numpy.typing as npt
 from specpilot_cli.errors import InputError
 from specpilot_cli.replay.alternatives import CostAwarePolicy, LevelPolicy, SequoiaPolicy
 from specpilot_cli.replay.anchors import Anchors, ReplayOptions
-from specpilot_cli.replay.policy import UNLIMITED, Policy, PolicyTrace, edge_scores
+from specpilot_cli.replay.policy import (
+    UNLIMITED,
+    EveryBudget,
+    Policy,
+    PolicyTrace,
+    edge_scores,
+    trace_prefixes,
+)
 from specpilot_cli.ui import Reporter, SilentReporter
 
 
@@ -65,16 +72,12 @@ class OraclePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class TreePolicy:
+class TreePolicy(EveryBudget):
     """Best-first trees, by conditional or by marginal scores (paper §2.2, §4.2)."""
 
     name: str
     summary: str
     conditional: bool
-
-    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
-        """All of them."""
-        return [*sorted(set(requested))]
 
     def trace(
         self,
@@ -87,20 +90,18 @@ class TreePolicy:
         """Build one tree per anchor at the largest budget; its prefixes are the smaller ones."""
         from specpilot_kernels.trees.trace import truth_pop_index
 
-        n_anchors = anchors.n_anchors
-        pop_index = np.empty((n_anchors, anchors.n_positions), dtype=np.int32)
-        expected = np.empty((n_anchors, len(budgets)), dtype=np.float64)
-        candidates = anchors.candidate_ids
-        for part in anchors.chunks():
-            pop_index[part], expected[part] = truth_pop_index(
-                candidates[part],
+        def walk(
+            part: slice, sizes: npt.NDArray[np.int64]
+        ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
+            return truth_pop_index(
+                anchors.candidate_ids[part],
                 self._scores(anchors, part, options),
                 anchors.truth[part],
-                np.asarray(budgets, dtype=np.int64),
+                sizes,
                 counted_depth=anchors.remaining[part] - 1,  # the bonus is the last token's cover
             )
-            reporter.progress(f"replay {self.name}", part.stop, n_anchors)
-        return PolicyTrace(pop_index, expected)
+
+        return trace_prefixes(self.name, anchors, budgets, walk, reporter)
 
     def _scores(
         self, anchors: Anchors, part: slice, options: ReplayOptions

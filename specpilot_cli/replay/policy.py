@@ -7,7 +7,7 @@ count over these indices. Policies whose trees do not nest say what each budget 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,3 +108,37 @@ def edge_scores(anchors: Anchors, part: slice, options: ReplayOptions) -> npt.ND
         return edge
     scale = np.log(np.asarray(options.recall[:n_positions], dtype=np.float64))
     return np.asarray(edge + scale[:, None, None], dtype=np.float32)
+
+
+class EveryBudget:
+    """A policy for which each requested node budget is worth reporting."""
+
+    __slots__ = ()
+
+    def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
+        """All of them."""
+        return [*sorted(set(requested))]
+
+
+def trace_prefixes(
+    name: str,
+    anchors: Anchors,
+    budgets: Sequence[int],
+    pop_index_of: Callable[
+        [slice, npt.NDArray[np.int64]], tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]
+    ],
+    reporter: Reporter,
+) -> PolicyTrace:
+    """Build one tree per anchor at the largest budget; its prefixes are the smaller ones.
+
+    pop_index_of: from a chunk of anchors and the budgets int64 [B], the pop index of each true
+    token int32 [chunk, P] and the expected accepted nodes float64 [chunk, B].
+    """
+    n_anchors = anchors.n_anchors
+    pop_index = np.empty((n_anchors, anchors.n_positions), dtype=np.int32)
+    expected = np.empty((n_anchors, len(budgets)), dtype=np.float64)
+    sizes = np.asarray(budgets, dtype=np.int64)
+    for part in anchors.chunks():
+        pop_index[part], expected[part] = pop_index_of(part, sizes)
+        reporter.progress(f"replay {name}", part.stop, n_anchors)
+    return PolicyTrace(pop_index, expected)
