@@ -19,7 +19,7 @@ import torch
 
 from specpilot_kernels import launch
 from specpilot_kernels.w12 import layout, modules
-from specpilot_kernels.w12.encoded import MalformedW12
+from specpilot_kernels.w12.encoded import MalformedW12, StackShape
 
 _BITS_DTYPES = (torch.bfloat16, torch.int16, torch.uint16)
 _MAX_COLS = 1 << 28
@@ -30,7 +30,7 @@ _WEIGHTS_PER_ESCAPE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceW12:
+class DeviceW12(StackShape):
     """One encoded matrix, or a stack of equal ones, in device memory; parts as in `EncodedW12`.
 
     shape: (rows, cols) or (matrices, rows, cols) of the BF16 tensor.
@@ -47,21 +47,6 @@ class DeviceW12:
     escape_ptr: torch.Tensor
     escape_col: torch.Tensor
     escape_bits: torch.Tensor
-
-    @property
-    def matrices(self) -> int:
-        """How many matrices are stacked; 1 for a plain matrix."""
-        return self.shape[0] if len(self.shape) == 3 else 1
-
-    @property
-    def rows(self) -> int:
-        """Output channels of one matrix."""
-        return self.shape[-2]
-
-    @property
-    def cols(self) -> int:
-        """Inputs of one matrix."""
-        return self.shape[-1]
 
     def check(self) -> None:
         """Raise MalformedW12 unless dtypes, shapes, devices and alignment are as they must be.

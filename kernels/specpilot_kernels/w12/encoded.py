@@ -14,8 +14,30 @@ class MalformedW12(ValueError):
     """The parts of an encoded tensor contradict each other or the format."""
 
 
+class StackShape:
+    """What the shape of an encoded tensor says; see `EncodedW12.shape`."""
+
+    __slots__ = ()
+    shape: tuple[int, ...]
+
+    @property
+    def matrices(self) -> int:
+        """How many matrices are stacked; 1 for a plain matrix."""
+        return self.shape[0] if len(self.shape) == 3 else 1
+
+    @property
+    def rows(self) -> int:
+        """Output channels of one matrix."""
+        return self.shape[-2]
+
+    @property
+    def cols(self) -> int:
+        """Inputs of one matrix."""
+        return self.shape[-1]
+
+
 @dataclass(frozen=True, slots=True)
-class EncodedW12:
+class EncodedW12(StackShape):
     """One encoded tensor: a matrix, or a stack of equal matrices such as MoE experts.
 
     This is the form that codecs and kernels work on; `stored` has the one that folders hold.
@@ -35,21 +57,6 @@ class EncodedW12:
     escape_ptr: npt.NDArray[np.int32]
     escape_col: npt.NDArray[np.int32]
     escape_bits: npt.NDArray[np.uint16]
-
-    @property
-    def matrices(self) -> int:
-        """How many matrices are stacked; 1 for a plain matrix."""
-        return self.shape[0] if len(self.shape) == 3 else 1
-
-    @property
-    def rows(self) -> int:
-        """Output channels of one matrix."""
-        return self.shape[-2]
-
-    @property
-    def cols(self) -> int:
-        """Inputs of one matrix."""
-        return self.shape[-1]
 
     @property
     def escapes(self) -> int:
