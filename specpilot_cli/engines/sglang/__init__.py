@@ -1,1 +1,0 @@
-"""SGLang servers: command line, handshake, memory; and the plugin that runs inside of them."""
