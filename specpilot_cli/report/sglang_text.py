@@ -214,8 +214,8 @@ def _running_row(running: RunningSystem) -> tuple[str, str, str, str, str]:
 def print_running(url: str, running: RunningSystem) -> None:
     """A server that stays: where it is, and what is active in it."""
     pairs: list[tuple[str, object]] = [("url", url), ("SGLang", running.facts.version)]
-    active = {} if running.state is None else running.state.active
-    pairs += _mechanism_pairs(active)
+    state = running.state
+    pairs += _mechanism_pairs({} if state is None else {str(k): v for k, v in state.active.items()})
     print_pairs(pairs, title=f"{running.planned.system.label} server, Ctrl-C ends it")
 
 

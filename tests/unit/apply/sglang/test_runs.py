@@ -54,7 +54,10 @@ def test_both_systems_one_after_another(fake: FakeSglang, sglang_recipe: Make) -
     assert results["kv_growth_ratio"] == pytest.approx(5096 / 4096)
     run = fake.folder / "run"
     assert json.loads((run / "result.json").read_text()) == envelope
-    assert sorted(path.name for path in (run / "logs").iterdir()) == ["baseline.log", "candidate.log"]
+    assert sorted(path.name for path in (run / "logs").iterdir()) == [
+        "baseline.log",
+        "candidate.log",
+    ]
     assert not (run / "UNFINISHED").exists()
     assert "nothing will be judged: the recipe has no gates" in done.stderr
     assert fake.left_over() == []
@@ -108,7 +111,9 @@ def test_with_a_drafter_a_third_server_scores(fake: FakeSglang, sglang_recipe: M
 def test_death_during_the_start(
     fake: FakeSglang, sglang_recipe: Make, line: str, meaning: str
 ) -> None:
-    done = _apply(fake, sglang_recipe(), dies="at start", says=["Ignore import error: out of memory", line])
+    done = _apply(
+        fake, sglang_recipe(), dies="at start", says=["Ignore import error: out of memory", line]
+    )
     _fails(fake, done, "the stock server ended with status 3", line, meaning)
     assert f"{fake.folder}/run/logs/baseline.log" in done.stderr
     assert (fake.folder / "run" / "UNFINISHED").exists()
@@ -163,7 +168,9 @@ def test_a_version_that_is_known_before_the_start(
 ) -> None:
     old = FakeSglang(tmp_path, install(tmp_path / "old", version="0.5.19"), fake.repo)
     done = _apply(old, sglang_recipe())
-    _fails(old, done, "SGLang 0.5.19 is installed, the recipe is for", "pip install 'sglang==0.5.23'")
+    _fails(
+        old, done, "SGLang 0.5.19 is installed, the recipe is for", "pip install 'sglang==0.5.23'"
+    )
     assert not (tmp_path / "run").exists()
 
 
