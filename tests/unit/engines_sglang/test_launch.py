@@ -23,9 +23,7 @@ def test_command_in_full() -> None:
 
 
 def test_hub_ids_carry_their_revision() -> None:
-    command = server_command(
-        "py", "owner/name@v1", {}, host="h", port=1, drafter="owner/draft@abc"
-    )
+    command = server_command("py", "owner/name@v1", {}, host="h", port=1, drafter="owner/draft@abc")
     assert command[3:11] == [
         "--model-path", "owner/name", "--revision", "v1",
         "--speculative-draft-model-path", "owner/draft",
