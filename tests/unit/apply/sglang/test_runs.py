@@ -97,6 +97,35 @@ def test_with_a_drafter_a_third_server_scores(fake: FakeSglang, sglang_recipe: M
     assert systems[1]["facts"]["draft_tokens"] == 8
 
 
+_ROOM_FOR_ONE = """
+import specpilot_cli.apply.sglang.device as device
+device.memory_bytes = lambda: 900_000_000
+"""
+
+
+def test_servers_that_do_not_fit_together_take_turns(fake: FakeSglang, sglang_recipe: Make) -> None:
+    """What one server is planned to take, and no more than one, fits."""
+    speed = {"": 0.002, "w12": 0.0012}
+    words = ("apply", "recipe", str(sglang_recipe(gates=True)), "--out", "run")
+    done = fake.run(*words, code=_ROOM_FOR_ONE, s_per_token=speed)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((fake.folder / "run" / "result.json").read_text())
+    assert result["verdict"] == "promote"
+    assert result["results"]["together"] is False
+    assert result["results"]["kv_growth_ratio"] == pytest.approx(5096 / 4096)
+    logs = {path.name for path in (fake.folder / "run/logs").iterdir()}
+    assert {"baseline-1.log", "candidate-1.log", "baseline-2.log"} <= logs
+    # never two at once: each start follows the end of another
+    assert "each is started again when it is its turn" in done.stderr
+    assert fake.left_over() == []
+
+
+def test_death_in_turns(fake: FakeSglang, sglang_recipe: Make) -> None:
+    words = ("apply", "recipe", str(sglang_recipe(gates=True)), "--out", "run")
+    done = fake.run(*words, code=_ROOM_FOR_ONE, dies=6)
+    _fails(fake, done, "server ended with status 137", "unspecified launch failure", "run/logs/")
+
+
 @pytest.mark.parametrize(
     ("line", "meaning"),
     [
