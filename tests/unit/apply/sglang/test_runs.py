@@ -266,6 +266,18 @@ def test_serve_ends_with_its_server(fake: FakeSglang, sglang_recipe: Make) -> No
     assert fake.left_over() == []
 
 
+def test_serve_ends_when_health_checks_are_missed(fake: FakeSglang, sglang_recipe: Make) -> None:
+    often = "import specpilot_cli.apply.sglang.run as run\nrun._HEALTH_EVERY_S = run._WATCH_S = 0.1"
+    words = ("apply", "recipe", str(sglang_recipe()), "--serve", "--out", "run")
+    process = fake.start(*words, code=often, healthy_s=3.0)
+    assert _ready(process)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 3, errors
+    assert "is not ready: /health answered 503, 3 times in a row" in errors
+    assert f"{fake.folder}/run/logs/candidate.log" in errors
+    assert fake.left_over() == []
+
+
 def test_a_killed_parent_leaves_no_server(fake: FakeSglang, sglang_recipe: Make) -> None:
     process = fake.start("apply", "recipe", str(sglang_recipe()), "--serve", "--out", "run")
     _ready(process)
