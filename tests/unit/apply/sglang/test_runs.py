@@ -113,9 +113,13 @@ def test_servers_that_do_not_fit_together_take_turns(fake: FakeSglang, sglang_re
     assert result["verdict"] == "promote"
     assert result["results"]["together"] is False
     assert result["results"]["kv_growth_ratio"] == pytest.approx(5096 / 4096)
-    logs = {path.name for path in (fake.folder / "run/logs").iterdir()}
-    assert {"baseline-1.log", "candidate-1.log", "baseline-2.log"} <= logs
-    # never two at once: each start follows the end of another
+    # handshakes: tuned, stock; warm-up: (stock,) tuned; A/A: stock; runs: tuned, then in the other
+    # order tuned, stock; which stays to score
+    assert re.findall(r"starting (\w+) on port", done.stderr) == [
+        "tuned", "stock", "tuned", "stock", "tuned", "stock",
+    ]  # fmt: skip
+    logs = sorted(path.name for path in (fake.folder / "run/logs").iterdir())
+    assert logs == [f"{name}-{n}.log" for name in ("baseline", "candidate") for n in (1, 2, 3)]
     assert "each is started again when it is its turn" in done.stderr
     assert fake.left_over() == []
 
