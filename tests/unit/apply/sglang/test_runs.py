@@ -60,6 +60,10 @@ def test_both_systems_one_after_another(fake: FakeSglang, sglang_recipe: Make) -
     ]
     assert not (run / "UNFINISHED").exists()
     assert "nothing will be judged: the recipe has no gates" in done.stderr
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "not judged" in page
+    assert "Memory planned for the tuned server" in page
+    assert "Figure" not in page
     assert fake.left_over() == []
 
 
@@ -73,6 +77,10 @@ def test_gates_promote_a_faster_lossless_system(fake: FakeSglang, sglang_recipe:
     assert result["results"]["token_force"]["verdict"] == "accept"
     assert 1.3 < result["results"]["paired_bench"]["gain"]["gain_ratio"] < 1.8
     assert "verdict: promote, faster than stock" in done.stdout
+    assert f"report: {fake.folder}/run/report.html" in done.stdout
+    page = (fake.folder / "run/report.html").read_text(encoding="utf-8")
+    for part in ("gain, tuned over stock", "mismatches, tuned", "--quantization w12", "<svg"):
+        assert part in page
     # both had the same room for the comparison, so no growth may be claimed
     assert result["results"]["kv_growth_ratio"] is None
     assert fake.left_over() == []
