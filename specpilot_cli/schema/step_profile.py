@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from specpilot_cli.errors import MeasurementInvalid
+from specpilot_cli.errors import InputError
 from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.gpu_profile import (
     ComputeType,
@@ -192,11 +192,11 @@ class StepProfile(FileModel):
     def step_s(self) -> float:
         """Seconds of a step without the profiler.
 
-        Raises `MeasurementInvalid` where nobody timed one: a trace cannot tell, since the profiler
+        Raises `InputError` where nobody timed one: a trace cannot tell, since the profiler
         changes what it shows.
         """
         if self.t_step_s is None:
-            raise MeasurementInvalid(
+            raise InputError(
                 "the step's time without the profiler is not known, and a trace cannot tell it",
                 where="t_step_s",
                 hint="pass --step-times FILE|NAME with steps timed without the profiler",

@@ -1,0 +1,167 @@
+"""Events of a Chrome trace as torch.profiler writes it, one at a time.
+
+A trace of a busy minute is gigabytes of JSON, nearly all of it host events that nobody asks for:
+the file is never held, only one event and a buffer. Plain and gzip files are told apart by their
+first bytes. Cut, garbled and foreign files raise `InputError` naming line and event.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.json_file import refuse_special_file
+
+_CHUNK_CHARS = 1 << 20
+# One event is a few hundred characters; a header value (process groups) a few thousand.
+_MAX_VALUE_CHARS = 8 << 20
+_GZIP_MAGIC = b"\x1f\x8b"
+_SPACE = " \t\r\n"
+_EVENTS_KEY = "traceEvents"
+_HINT = "profile again: a trace is whole only once the server has logged that profiling is done"
+
+
+class ChromeTrace:
+    """A trace file. `header` holds the other top-level keys, those before the events first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self._decode = json.JSONDecoder().raw_decode
+        self._buffer, self._at, self._ended = "", 0, False
+        self._lines, self._events = 1, 0
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Every event, in file order. Raises `InputError` where the file cannot be read on."""
+        refuse_special_file(self.path)
+        try:
+            with _open_text(self.path) as self._file:
+                yield from self._document()
+        except FileNotFoundError as error:
+            raise InputError(f"no such file: `{self.path}`", where=str(self.path)) from error
+        except UnicodeDecodeError as error:
+            raise self._error("not UTF-8 text") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self._error(f"the gzip stream is cut or damaged ({error})") from error
+        except OSError as error:
+            raise InputError(
+                f"cannot read `{self.path}`: {error.strerror or error}", where=str(self.path)
+            ) from error
+
+    def _document(self) -> Iterator[dict[str, Any]]:
+        first = self._next()
+        if first == "[":  # the bare form: only events
+            yield from self._array()
+        elif first == "{":
+            yield from self._object()
+        else:
+            raise self._error("not a Chrome trace: it starts with neither `{` nor `[`")
+        if self._next():
+            raise self._error("text after the end of the trace")
+
+    def _object(self) -> Iterator[dict[str, Any]]:
+        self._at += 1
+        found = False
+        while (sign := self._next()) != "}":
+            if sign == ",":
+                self._at += 1
+                sign = self._next()
+            key = self._value() if sign == '"' else None
+            if not isinstance(key, str) or self._next() != ":":
+                raise self._error("not JSON: a key was expected")
+            self._at += 1
+            if key == _EVENTS_KEY:
+                if self._next() != "[":
+                    raise self._error(f"`{_EVENTS_KEY}` is not a list")
+                found = True
+                yield from self._array()
+            else:
+                self.header[key] = self._value()
+        self._at += 1
+        if not found:
+            raise self._error(f"not a Chrome trace: it has no `{_EVENTS_KEY}`")
+
+    def _array(self) -> Iterator[dict[str, Any]]:
+        self._at += 1
+        while (sign := self._next()) != "]":
+            if self._events:
+                if sign != ",":
+                    raise self._error("not JSON: a comma was expected")
+                self._at += 1
+            self._events += 1
+            event = self._value()
+            if not isinstance(event, dict):
+                raise self._error("an event is not an object")
+            yield event
+        self._at += 1
+
+    def _value(self) -> Any:
+        """The JSON value at the next sign; more is read until it is whole."""
+        if not self._next():
+            raise self._error("the file ends early")
+        while True:
+            try:
+                value, self._at = self._decode(self._buffer, self._at)
+            except RecursionError as error:
+                raise self._error("nested too deeply") from error
+            except json.JSONDecodeError as error:
+                if len(self._buffer) - self._at > _MAX_VALUE_CHARS:
+                    raise self._error(f"not JSON: {error.msg}", at=error.pos) from error
+                if not self._read():
+                    cut = error.pos >= len(self._buffer.rstrip())
+                    cut = cut or error.msg.startswith("Unterminated string")
+                    problem = "the file ends early" if cut else f"not JSON: {error.msg}"
+                    raise self._error(problem, at=error.pos) from error
+            else:
+                # A number at the very end may go on in the next chunk; nothing else may.
+                if self._at < len(self._buffer) or not self._read():
+                    return value
+                if isinstance(value, dict | list | str):
+                    return value
+                self._at = self._last
+
+    def _next(self) -> str:
+        """The next sign that is no space, not consumed; empty at the end of the file."""
+        while True:
+            while self._at < len(self._buffer):
+                if self._buffer[self._at] not in _SPACE:
+                    self._last = self._at
+                    return self._buffer[self._at]
+                self._at += 1
+            if not self._read():
+                return ""
+
+    def _read(self) -> bool:
+        """Append a chunk and drop what is consumed; False at the end of the file."""
+        if self._ended:
+            return False
+        chunk = self._file.read(_CHUNK_CHARS)
+        self._ended = not chunk
+        # What `_last` points at is kept: a number there may have to be read again.
+        keep = min(self._at, getattr(self, "_last", self._at))
+        self._lines += self._buffer.count("\n", 0, keep)
+        self._buffer = self._buffer[keep:] + chunk
+        self._at -= keep
+        self._last = 0
+        return bool(chunk)
+
+    def _error(self, problem: str, *, at: int | None = None) -> InputError:
+        end = self._at if at is None else min(at, len(self._buffer))
+        line = self._lines + self._buffer.count("\n", 0, end)
+        place = f", in event {self._events}" if self._events else ""
+        return InputError(
+            f"not a whole trace: {problem}{place}", where=f"{self.path}:{line}", hint=_HINT
+        )
+
+
+def _open_text(path: Path) -> IO[str]:
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP_MAGIC
+    raw = gzip.open(path, "rb") if packed else path.open("rb")
+    return io.TextIOWrapper(raw, encoding="utf-8")
