@@ -22,6 +22,10 @@ _IN_TARGET: dict[FamilyName, KernelClassName] = {
     "gemm": "target_gemm", "gemm_reduce": "target_gemm", "head": "head", "recurrent": "recurrent",
     "attention": "attention", "tree": "tree", "drafter": "rest", "prefill": "rest", "rest": "rest",
 }  # fmt: skip
+# Beside the passes only a drafter multiplies: the context update on accepted rows.
+_OUTSIDE: dict[FamilyName, KernelClassName] = _IN_TARGET | {
+    "gemm": "drafter", "gemm_reduce": "drafter", "drafter": "drafter", "prefill": "prefill",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class StepUsage:
     """One step, in seconds. `kernels` by (name index, class); `overlap_s` was counted once.
 
     `prof_s` is the time inside spans or kernels, `busy_s` the part of it in which a kernel ran,
-    `period_s` the time to the next step's start, `spans` seconds by kind and `OUTSIDE`.
+    `period_s` the time to the next step's start, `spans` seconds by kind and `OUTSIDE`. `w12` names
+    the classes with products that read 12-bit weights.
     """
 
     period_s: float
@@ -47,7 +52,7 @@ class StepUsage:
     spans: dict[str, float]
     classes: dict[KernelClassName, Usage]
     kernels: dict[tuple[int, KernelClassName], Usage]
-    uses_w12: bool
+    w12: frozenset[KernelClassName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,7 @@ def use_of_step(trace: GpuTrace, window: Window, table: NameTable) -> StepUsage:
         spans=_span_seconds(window, covered),
         classes=by_class,
         kernels=by_kernel,
-        uses_w12=any(kernel.family.w12 for kernel in kernels),
+        w12=frozenset(c for k, c in zip(kernels, classes, strict=True) if k.family.w12),
     )
 
 
@@ -138,12 +143,9 @@ def _class(kernel: _Kernel, window: Window) -> KernelClassName:
         if kernel.span.role == "prefill":
             return "prefill"
         return _IN_TARGET[family]
-    if family in ("gemm", "gemm_reduce"):
-        # Beside the passes only a drafter multiplies: the context update on accepted rows.
-        return "drafter" if window.drafts else "rest"
-    if family in ("drafter", "prefill", "head"):
-        return {"drafter": "drafter", "prefill": "prefill", "head": "head"}[family]  # type: ignore[return-value]
-    return _IN_TARGET[family]
+    if family in ("gemm", "gemm_reduce") and not window.drafts:
+        return "rest"
+    return _OUTSIDE[family]
 
 
 def _head(kernels: list[_Kernel], target: Span) -> list[int]:

@@ -62,19 +62,19 @@ def load_kernel_classes(name: str = "sglang") -> KernelClasses:
 
 
 def short_name(name: str) -> str:
-    """A kernel's name as a reader wants it: no return type, no arguments, no long templates."""
+    """A kernel's name as a reader wants it: no return type, arguments or template arguments."""
+    if name.startswith(("Memcpy", "Memset")):
+        return name
     text = re.sub(r"^(void|int|float) ", "", name)
     text = text.replace("(anonymous namespace)::", "").replace("at_cuda_detail::", "")
-    depth, kept = 0, []
+    depth, kept = 0, ""
     for sign in text:
-        if sign == "<":
-            depth += 1
-            kept.append("<…>" if depth == 1 else "")
-        elif sign == ">":
-            depth = max(0, depth - 1)
-        elif sign == "(" and depth == 0 and kept and not text.startswith("Mem"):
+        if sign == "(" and depth == 0 and kept:
             break
-        elif depth == 0:
-            kept.append(sign)
-    text = "".join(kept).strip() or name
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+        depth += (sign == "<") - (sign == ">" and depth > 0)
+        if sign == "<" and depth == 1:
+            kept += "<…>"
+        elif depth == 0 and sign != ">":
+            kept += sign
+    kept = kept.strip() or name
+    return kept if len(kept) <= _MAX_SHOWN else f"{kept[: _MAX_SHOWN - 1]}…"
