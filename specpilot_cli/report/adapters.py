@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from specpilot_cli.ceiling.advice import LEADERS, overhead_note
 from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
+from specpilot_cli.ceiling.levers import Lever
 from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.report.figures.ceiling_factors import FactorsData
@@ -199,6 +200,29 @@ def _bar(
     return MismatchBar(
         label, rates.rate, rates.low, rates.high, rates.n_tokens, events, verdict, by
     )
+
+
+LEVER_COLUMNS = ("mechanism", "speedup, projected", "arithmetic", "assumes")
+
+
+def lever_rows(levers: Sequence[Lever]) -> list[tuple[str, ...]]:
+    """One row of text per mechanism; see `LEVER_COLUMNS`."""
+    return [(item.name, _gain(item), item.arithmetic, item.assumes) for item in levers]
+
+
+def _gain(lever: Lever) -> str:
+    if lever.high is None:
+        return "–"
+    if lever.low is None:
+        return f"up to {lever.high:.2f}×"
+    same = f"{lever.low:.2f}" == f"{lever.high:.2f}"
+    return f"{lever.high:.2f}×" if same else f"{lever.low:.2f}× – {lever.high:.2f}×"
+
+
+def split_rows(split: Sequence[tuple[str, float]], t_step_s: float) -> list[tuple[str, str, str]]:
+    """Name, time and share of the step."""
+    return [(name, format_seconds(value) if value > 0 else "–", format_percent(value / t_step_s))
+            for name, value in split]  # fmt: skip
 
 
 SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")
