@@ -6,9 +6,9 @@ replay itself lives elsewhere and hands its numbers over as `ReplayedTaus`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specpilot_cli.ceiling.advice import Advice, advise
+from specpilot_cli.ceiling.advice import Advice, advise, period_note
 from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
@@ -123,13 +123,19 @@ def answer_ceiling(
         tokens=tokens,
         ceiling=ceiling,
         measured=None if other is None else with_peaks(other),
-        advice=advise(ceiling, best_nodes=tokens.best_nodes),
+        advice=_advice(profile, ceiling, tokens),
         speedups=speedups,
         now=now,
         curve=curve if replayed is not None else None,
         step_time_source=timed or "timed with the profile",
         levers=find_levers(profile, ceiling, tau=tokens.tau, curve=curve, trees=trees),
     )
+
+
+def _advice(profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts) -> Advice:
+    found = advise(ceiling, best_nodes=tokens.best_nodes)
+    note = period_note(profile)
+    return found if note is None else replace(found, notes=(*found.notes, note))
 
 
 def _timed(profile: StepProfile, curve: StepTimeCurve | None) -> tuple[StepProfile, str]:

@@ -24,8 +24,20 @@ _KINDS = frozenset(("full_attention", "linear_attention")) | _WINDOWED
 _DRAFTERS = re.compile(r"D(F|f)lash2?\w*DraftModel")
 # Layers whose output gate is a matrix of its own, by model type; Qwen says `attn_output_gate`.
 _SEPARATE_GATE = frozenset(("muse_glimmer_text", "muse_glimmer"))
+# Families whose query projection always holds the gate, whether the configuration says so or not.
+_FUSED_GATE = re.compile(r"qwen3_(next|5(_moe)?(_text)?)")
 # Families whose defaults are written down where a configuration leaves the kinds of layers out.
-_FULL_EVERY = {"gemma4_text": 6, "gemma4_unified_text": 6, "muse_glimmer_text": 4}
+_FULL_EVERY = {
+    "gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6,
+    "muse_glimmer_text": 4,
+}  # fmt: skip
+# What adds or shares weights or states in ways that are not counted here.
+_NOT_COUNTED = (
+    "kv_lora_rank", "linear_attn_config", "hybrid_override_pattern", "mamba_d_state",
+    "attn_layer_period", "ssm_state_size", "hidden_size_per_layer_input", "num_kv_shared_layers",
+    "enable_moe_block", "use_double_wide_mlp",
+)  # fmt: skip
+_OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))
 _SOURCE = "config"
 _HINT = "a profile file can state the shape instead; see profiles/models"
 
@@ -78,8 +90,13 @@ def read_hf_config(path: Path) -> ModelProfile:
 def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> ModelProfile:
     """As `read_hf_config`, of a document in memory; `name` is what to call the model."""
     text = document.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise InputError("`text_config` is no object", where=where, hint=_HINT)
     inner = isinstance(text, dict)
     config = _Config(text if inner else document, where, "text_config." if inner else "")
+    for key in _NOT_COUNTED:
+        if config.data.get(key):
+            raise config.error("layers of a kind that is not counted here", key)
     dtype = config.data.get("dtype") or config.data.get("torch_dtype")
     dtype = dtype or document.get("dtype") or document.get("torch_dtype") or "bfloat16"
     if dtype not in _DTYPE_BYTES:
@@ -89,7 +106,7 @@ def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> 
         "schema_version": 1,
         "name": re.sub(r"[^a-z0-9.\-]+", "-", name.lower()).strip("-.") or "model",
         "title": name if len(name) > 2 else f"model {name}",
-        "sources": {_SOURCE: f"{where}"},
+        "sources": {_SOURCE: f"configuration {where}"},
         "hidden": _count(config.must("hidden_size")),
         "vocab": _count(config.must("vocab_size")),
         "weight_bytes": _count(_DTYPE_BYTES[dtype], derived=True),
@@ -161,14 +178,34 @@ def _attention_numbers(config: _Config, kind: str) -> tuple[int, int, int]:
     kv_heads = config.whole("num_key_value_heads", optional=True) or heads
     dim = config.whole("head_dim", optional=True)
     if kind == "full_attention":
-        kv_heads = config.whole("num_global_key_value_heads", optional=True) or kv_heads
-        dim = config.whole("global_head_dim", optional=True) or dim
+        wide = _overrides(config)
+        kv_heads = wide.whole("num_global_key_value_heads", "num_key_value_heads",
+                              optional=True) or kv_heads  # fmt: skip
+        dim = wide.whole("global_head_dim", "head_dim", optional=True) or dim
     if dim is None:
         hidden = config.must("hidden_size")
         if hidden % heads:
             raise config.error(f"{hidden} is no multiple of {heads} heads", "hidden_size")
         dim = hidden // heads
     return heads, kv_heads, dim
+
+
+def _overrides(config: _Config) -> _Config:
+    """Numbers that full-attention layers have of their own, under either spelling.
+
+    transformers writes them out layer by layer; they must be the same in all of them.
+    """
+    layers = config.data.get("per_layer_config")
+    if not isinstance(layers, dict) or not layers:
+        own = ("num_global_key_value_heads", "global_head_dim")
+        return _Config({k: config.data.get(k) for k in own}, config.where, config.prefix)
+    values = list(layers.values())
+    first = values[0]
+    full = {str(i) for i, kind in enumerate(_kinds(config)) if kind == "full_attention"}
+    same = isinstance(first, dict) and all(value == first for value in values)
+    if not same or {str(key) for key in layers} != full or set(first) - _OVERRIDDEN:
+        raise config.error("layers with numbers of their own are not counted", "per_layer_config")
+    return _Config(first, config.where, f"{config.prefix}per_layer_config.")
 
 
 def _attention(config: _Config, kind: str, several: bool) -> dict[str, Any]:
@@ -184,9 +221,10 @@ def _attention(config: _Config, kind: str, several: bool) -> dict[str, Any]:
     }
     if windowed:
         mixer["window"] = _count(config.must("sliding_window", "attention_chunk_size"))
-    if config.data.get("attn_output_gate") is True:
+    model_type = str(config.data.get("model_type"))
+    if config.data.get("attn_output_gate", _FUSED_GATE.fullmatch(model_type) is not None):
         mixer["gate"] = "fused"
-    elif config.data.get("model_type") in _SEPARATE_GATE:
+    elif model_type in _SEPARATE_GATE:
         mixer["gate"] = "separate"
     if config.data.get("attention_k_eq_v") is True and not windowed:
         mixer["value_is_key"] = _flag(True)
