@@ -21,6 +21,7 @@ from specpilot_cli.io.json_file import refuse_special_file
 _CHUNK_CHARS = 1 << 20
 # One event is a few hundred characters; a header value (process groups) a few thousand.
 _MAX_VALUE_CHARS = 8 << 20
+_LOOK_AHEAD = 3  # `1e+` is the longest beginning of a number that reads as a shorter one
 _GZIP_MAGIC = b"\x1f\x8b"
 _SPACE = " \t\r\n"
 _EVENTS_KEY = "traceEvents"
@@ -107,31 +108,33 @@ class ChromeTrace:
             raise self._error("the file ends early")
         while True:
             try:
-                value, self._at = self._decode(self._buffer, self._at)
+                value, end = self._decode(self._buffer, self._at)
             except RecursionError as error:
                 raise self._error("nested too deeply") from error
             except json.JSONDecodeError as error:
-                if len(self._buffer) - self._at > _MAX_VALUE_CHARS:
-                    raise self._error(f"not JSON: {error.msg}", at=error.pos) from error
-                if not self._read():
-                    cut = error.pos >= len(self._buffer.rstrip())
-                    cut = cut or error.msg.startswith("Unterminated string")
-                    problem = "the file ends early" if cut else f"not JSON: {error.msg}"
-                    raise self._error(problem, at=error.pos) from error
-            else:
-                # A number at the very end may go on in the next chunk; nothing else may.
-                if self._at < len(self._buffer) or not self._read():
-                    return value
-                if isinstance(value, dict | list | str):
-                    return value
-                self._at = self._last
+                beyond = error.pos - self._at
+                too_long = len(self._buffer) - self._at > _MAX_VALUE_CHARS
+                if not too_long and self._read():
+                    continue
+                at = self._at + beyond
+                cut = not too_long and (
+                    at >= len(self._buffer.rstrip()) or error.msg.startswith("Unterminated")
+                )
+                problem = "the file ends early" if cut else f"not JSON: {error.msg}"
+                raise self._error(problem, at=at) from error
+            # The next chunk may go on with a number, but not with what has an end of its own.
+            open_end = end + _LOOK_AHEAD > len(self._buffer)
+            length = end - self._at
+            if open_end and not isinstance(value, dict | list | str) and self._read():
+                continue
+            self._at += length  # a read moves the buffer, so `end` may no longer hold
+            return value
 
     def _next(self) -> str:
         """The next sign that is no space, not consumed; empty at the end of the file."""
         while True:
             while self._at < len(self._buffer):
                 if self._buffer[self._at] not in _SPACE:
-                    self._last = self._at
                     return self._buffer[self._at]
                 self._at += 1
             if not self._read():
@@ -143,12 +146,9 @@ class ChromeTrace:
             return False
         chunk = self._file.read(_CHUNK_CHARS)
         self._ended = not chunk
-        # What `_last` points at is kept: a number there may have to be read again.
-        keep = min(self._at, getattr(self, "_last", self._at))
-        self._lines += self._buffer.count("\n", 0, keep)
-        self._buffer = self._buffer[keep:] + chunk
-        self._at -= keep
-        self._last = 0
+        self._lines += self._buffer.count("\n", 0, self._at)
+        self._buffer = self._buffer[self._at :] + chunk
+        self._at = 0
         return bool(chunk)
 
     def _error(self, problem: str, *, at: int | None = None) -> InputError:

@@ -93,24 +93,21 @@ def read_gpu_trace(path: Path) -> GpuTrace:
 
 
 def _timed(event: Mapping[str, Any], path: Path, number: int) -> tuple[str, float, float]:
-    name, start, dur = event.get("name"), event.get("ts"), event.get("dur")
-    whole = (
-        isinstance(name, str)
-        and isinstance(start, int | float)
-        and isinstance(dur, int | float)
-        and math.isfinite(start)
-        and math.isfinite(dur)
-        and dur >= 0
-    )
-    if not whole:
+    name, start, dur = event.get("name"), _number(event.get("ts")), _number(event.get("dur"))
+    if not isinstance(name, str) or start is None or dur is None or dur < 0:
         raise InputError(
             "a GPU event lacks its name, start or duration",
             where=f"{path}: event {number}",
             hint="is the file written by torch.profiler?",
         )
-    assert isinstance(name, str) and isinstance(start, int | float)
-    assert isinstance(dur, int | float)
-    return name, float(start), float(dur)
+    return name, start, dur
+
+
+def _number(value: object) -> float | None:
+    """`value` as a finite float, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _mark(name: str, start: float, dur: float) -> SpanMark | None:
