@@ -103,12 +103,7 @@ def answer_ceiling(
             where="--step-times",
             hint="add --lattices FILE",
         )
-    speedups: tuple[SpeedupPoint, ...] = ()
-    now = None
-    if curve is not None and replayed is not None:
-        speedups = speedup_curve(replayed.trees, curve)
-        if replayed.current is not None:
-            now = speedup_at(curve, replayed.current.n_nodes, tau=replayed.current.tau)
+    speedups, now = _speedups(replayed, curve)
     tokens = _token_counts(profile, replayed, speedups, tau=tau, tau_best=tau_best)
     if oracle:
         tokens = _with_oracle(tokens, replayed)
@@ -130,6 +125,17 @@ def answer_ceiling(
         step_time_source=timed or "timed with the profile",
         levers=find_levers(profile, ceiling, tau=tokens.tau, curve=curve, trees=trees),
     )
+
+
+def _speedups(
+    replayed: ReplayedTaus | None, curve: StepTimeCurve | None
+) -> tuple[tuple[SpeedupPoint, ...], SpeedupPoint | None]:
+    """Eq. 3 at every replayed budget, and of the profiled system's own policy."""
+    if curve is None or replayed is None:
+        return (), None
+    own = replayed.current
+    now = None if own is None else speedup_at(curve, own.n_nodes, tau=own.tau)
+    return speedup_curve(replayed.trees, curve), now
 
 
 def _advice(profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts) -> Advice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specpilot_cli.ceiling.answer import CeilingAnswer, ReplayedTaus
+    from specpilot_cli.ceiling.floors import FloorRule
     from specpilot_cli.schema.step_profile import StepProfile
 
 _ORACLE = "oracle"
@@ -106,29 +108,17 @@ ListFlag = Annotated[
 
 
 def ceiling(
-    profile: ProfileArgument = None,
-    lattices: LatticesOption = None,
-    nodes: NodesOption = "8,16,32,63",
-    tau: TauOption = None,
-    tau_best: TauBestOption = None,
-    step_times: StepTimesOption = None,
-    gpu: GpuOption = None,
-    peaks: PeaksOption = None,
-    measured_peaks: MeasuredPeaksFlag = False,
+    profile: ProfileArgument = None, list_known: ListFlag = False,
+    lattices: LatticesOption = None, nodes: NodesOption = "8,16,32,63", tau: TauOption = None,
+    tau_best: TauBestOption = None, step_times: StepTimesOption = None,
+    gpu: GpuOption = None, peaks: PeaksOption = None, measured_peaks: MeasuredPeaksFlag = False,
     floors: FloorsOption = "paper",
-    target: TargetOption = None,
-    drafter: DrafterOption = None,
-    rows: RowsOption = 1,
-    block: BlockOption = 0,
-    requests: RequestsOption = 1,
-    context: ContextOption = 0,
-    list_known: ListFlag = False,
-    as_json: options.JsonFlag = False,
-    output: options.OutputFile = None,
-    force: options.ForceFlag = False,
-    quiet: options.QuietFlag = False,
+    target: TargetOption = None, drafter: DrafterOption = None, rows: RowsOption = 1,
+    block: BlockOption = 0, requests: RequestsOption = 1, context: ContextOption = 0,
+    as_json: options.JsonFlag = False, output: options.OutputFile = None,
+    force: options.ForceFlag = False, quiet: options.QuietFlag = False,
     verbose: options.VerboseFlag = 0,
-) -> None:
+) -> None:  # fmt: skip
     """Split the speed that a step leaves unused into tokens, kernels and overhead.
 
     Examples:
@@ -146,37 +136,64 @@ def ceiling(
 
         specpilot ceiling --list
     """
-    from specpilot_cli.ceiling.answer import answer_ceiling
     from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
-    from specpilot_cli.ceiling.peaks import peaks_for, prefer
-    from specpilot_cli.ceiling.step_times import load_step_times
-    from specpilot_cli.errors import InputError
-    from specpilot_cli.io.json_file import read_json_model
-    from specpilot_cli.schema.step_profile import StepProfile
 
+    rule = FULL_PEAK if floors == "full-peak" else PAPER_RULE
     given = (profile, lattices, peaks, step_times)
     options.check_output(output, force, ".html", inputs=given)
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
-    rule = FULL_PEAK if floors == "full-peak" else PAPER_RULE
     if target is not None:
-        if profile is not None:
-            raise InputError("PROFILE and --target exclude each other", hint="give one of them")
+        _no_profile_beside(profile)
+        model = ModelStep(target, drafter, rows, block, requests, context)
         model_ceiling(
-            ModelStep(target, drafter, rows, block, requests, context),
-            gpu=gpu, peaks=peaks, measured=measured_peaks, rule=rule,
-            as_json=as_json, output=output, force=force,
+            model, gpu=gpu, peaks=peaks, measured=measured_peaks, rule=rule, as_json=as_json,
+            output=output, force=force,
         )  # fmt: skip
-    step = read_json_model(_required(profile), StepProfile)
-    curve = None if step_times is None else load_step_times(step_times)
-    chosen = prefer(peaks_for(step, gpu=gpu, file=peaks), measured=measured_peaks)
-    answer = answer_ceiling(
-        step, chosen, tau=_tau(tau), tau_best=tau_best, curve=curve, rule=rule,
-        oracle=tau == _ORACLE,
-        replayed=_replay(lattices, nodes, step, quiet=quiet, verbose=verbose),
-    )  # fmt: skip
-    inputs = [path for path in (profile, lattices, peaks) if path is not None]
+    path = _required(profile)
+    asked = _Asked(lattices, nodes, tau, tau_best, step_times, gpu, peaks, measured_peaks, rule)
+    answer = _answer(path, asked, quiet=quiet, verbose=verbose)
+    inputs = [item for item in (path, lattices, peaks) if item is not None]
     _finish(answer, inputs, as_json=as_json, output=output, force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options that the answer depends on."""
+
+    lattices: Path | None
+    nodes: str
+    tau: str | None
+    tau_best: float | None
+    step_times: str | None
+    gpu: str | None
+    peaks: Path | None
+    measured_peaks: bool
+    rule: FloorRule
+
+
+def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingAnswer:
+    from specpilot_cli.ceiling.answer import answer_ceiling
+    from specpilot_cli.ceiling.peaks import peaks_for, prefer
+    from specpilot_cli.ceiling.step_times import load_step_times
+    from specpilot_cli.io.json_file import read_json_model
+    from specpilot_cli.schema.step_profile import StepProfile
+
+    step = read_json_model(path, StepProfile)
+    curve = None if asked.step_times is None else load_step_times(asked.step_times)
+    peaks = prefer(peaks_for(step, gpu=asked.gpu, file=asked.peaks), measured=asked.measured_peaks)
+    return answer_ceiling(
+        step, peaks, tau=_tau(asked.tau), tau_best=asked.tau_best, curve=curve, rule=asked.rule,
+        oracle=asked.tau == _ORACLE,
+        replayed=_replay(asked.lattices, asked.nodes, step, quiet=quiet, verbose=verbose),
+    )  # fmt: skip
+
+
+def _no_profile_beside(profile: Path | None) -> None:
+    from specpilot_cli.errors import InputError
+
+    if profile is not None:
+        raise InputError("PROFILE and --target exclude each other", hint="give one of them")
 
 
 def _tau(text: str | None) -> float | None:

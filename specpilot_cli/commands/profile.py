@@ -122,31 +122,18 @@ RepeatsOption = Annotated[int, typer.Option(min=1, help="Blocks.", rich_help_pan
 
 
 def profile(
-    target: TargetOption = None,
-    drafter: DrafterOption = None,
-    trace: TraceOption = None,
-    url: UrlOption = None,
-    trace_dir: TraceFolderOption = None,
-    context: ContextOption = None,
-    tau: TauOption = None,
-    output: ProfileOutput = None,
-    step_times: StepTimesOutput = None,
-    mode: ModeOption = None,
-    block: BlockOption = None,
-    nodes: NodesOption = None,
-    rows: RowsOption = "1,4,8,16,32,64",
-    tree_block: TreeBlockOption = 16,
-    prompts: PromptsOption = None,
-    concurrency: ConcurrencyOption = 1,
-    steps: StepsOption = 12,
-    repeats: RepeatsOption = 7,
-    threads: options.ThreadsOption = 1,
-    dtype: options.DtypeOption = "float32",
-    seed: options.SeedOption = 0,
-    as_json: options.JsonFlag = False,
-    force: options.ForceFlag = False,
+    target: TargetOption = None, drafter: DrafterOption = None,
+    output: ProfileOutput = None, step_times: StepTimesOutput = None,
+    trace: TraceOption = None, url: UrlOption = None, trace_dir: TraceFolderOption = None,
+    context: ContextOption = None, tau: TauOption = None,
+    mode: ModeOption = None, block: BlockOption = None, nodes: NodesOption = None,
+    rows: RowsOption = "1,4,8,16,32,64", tree_block: TreeBlockOption = 16,
+    prompts: PromptsOption = None, concurrency: ConcurrencyOption = 1, steps: StepsOption = 12,
+    repeats: RepeatsOption = 7, threads: options.ThreadsOption = 1,
+    dtype: options.DtypeOption = "float32", seed: options.SeedOption = 0,
+    as_json: options.JsonFlag = False, force: options.ForceFlag = False,
     quiet: options.QuietFlag = False,
-) -> None:
+) -> None:  # fmt: skip
     """Take one step apart by kernel class: of the reference engine, or of SGLang by its trace.
 
     Bytes and FLOPs are counted from shapes. The reference engine is also timed against verified
@@ -159,8 +146,6 @@ def profile(
         specpilot profile --target target/ --drafter drafter/ --prompts dev.jsonl
         -o step.json --step-times times.json
 
-        specpilot profile --target target/ --mode ar --json
-
         specpilot profile --trace df8.trace.json.gz --target qwen3.8-27b
         --drafter qwen3.8-27b-dflash2 --block 8 -o step.json
 
@@ -168,11 +153,8 @@ def profile(
     """
     if trace or url is not None:
         given = TraceOptions(
-            target=None if target is None else str(target),
-            drafter=None if drafter is None else str(drafter),
-            mode=mode, block=block, nodes=nodes, context=context, tau=tau, output=output,
-            as_json=as_json, force=force, quiet=quiet,
-        )  # fmt: skip
+            target, drafter, mode, block, nodes, context, tau, output, as_json, force, quiet
+        )
         _real_engine(trace, url, given, steps, trace_dir, prompts, step_times)
         return
     target = _required(target)

@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from specpilot_cli.schema.model_profile import ModelProfile
     from specpilot_cli.schema.step_profile import StepProfile
 
-_MIN_SHARE = 0.0005
-
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
     """What both ways share; see the options of `specpilot profile`."""
 
-    target: str | None
-    drafter: str | None
+    target: Path | None
+    drafter: Path | None
     mode: Literal["ar", "chain", "tree"] | None
     block: int | None
     nodes: int | None
@@ -81,10 +79,10 @@ def _deployment(
     )
 
 
-def _model(name: str | None) -> ModelProfile | None:
+def _model(name: Path | None) -> ModelProfile | None:
     from specpilot_cli.models.registry import load_model
 
-    return None if name is None else load_model(name)
+    return None if name is None else load_model(str(name))
 
 
 def _finish(step: StepProfile, inputs: list[Path], given: TraceOptions) -> None:

@@ -13,7 +13,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import refuse_special_file
@@ -42,7 +42,8 @@ class ChromeTrace:
         """Every event, in file order. Raises `InputError` where the file cannot be read on."""
         refuse_special_file(self.path)
         try:
-            with _open_text(self.path) as self._file:
+            with self.path.open("rb") as raw, _unpacked(raw) as file:
+                self._file = io.TextIOWrapper(file, encoding="utf-8")
                 yield from self._document()
         except FileNotFoundError as error:
             raise InputError(f"no such file: `{self.path}`", where=str(self.path)) from error
@@ -160,8 +161,7 @@ class ChromeTrace:
         )
 
 
-def _open_text(path: Path) -> IO[str]:
-    with path.open("rb") as file:
-        packed = file.read(2) == _GZIP_MAGIC
-    raw = gzip.open(path, "rb") if packed else path.open("rb")
-    return io.TextIOWrapper(raw, encoding="utf-8")
+def _unpacked(raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
+    """`raw` itself, or what its gzip stream holds."""
+    packed = raw.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)] == _GZIP_MAGIC
+    return gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw

@@ -92,8 +92,7 @@ def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> 
     text = document.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise InputError("`text_config` is no object", where=where, hint=_HINT)
-    inner = isinstance(text, dict)
-    config = _Config(text if inner else document, where, "text_config." if inner else "")
+    config = _Config(document, where, "") if text is None else _Config(text, where, "text_config.")
     for key in _NOT_COUNTED:
         if config.data.get(key):
             raise config.error("layers of a kind that is not counted here", key)

@@ -47,7 +47,7 @@ class Projection:
         """
         if self.experts == 1:
             return float(self.weights)
-        touched = 1 - (1 - self.active / self.experts) ** rows
+        touched: float = 1 - (1 - self.active / self.experts) ** rows
         return self.weights * touched
 
     @property

@@ -8,7 +8,7 @@ beside them.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,7 +308,7 @@ def _spread(name: str, values: Sequence[float]) -> Spread:
 
 def _kernels(steps: list[_Step], table: NameTable) -> tuple[KernelTime, ...]:
     """Every kernel name by class, averages over all steps, longest first."""
-    seconds: Counter[tuple[str, KernelClassName, bool]] = Counter()
+    seconds: defaultdict[tuple[str, KernelClassName, bool], float] = defaultdict(float)
     calls: Counter[tuple[str, KernelClassName, bool]] = Counter()
     for step in steps:
         for (index, name), used in step.use.kernels.items():

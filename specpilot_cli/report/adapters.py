@@ -219,10 +219,12 @@ def _gain(lever: Lever) -> str:
     return f"{lever.high:.2f}×" if same else f"{lever.low:.2f}× – {lever.high:.2f}×"
 
 
-def split_rows(split: Sequence[tuple[str, float]], t_step_s: float) -> list[tuple[str, str, str]]:
+def split_rows(split: Sequence[tuple[str, float]], t_step_s: float) -> list[tuple[str, ...]]:
     """Name, time and share of the step."""
-    return [(name, format_seconds(value) if value > 0 else "–", format_percent(value / t_step_s))
-            for name, value in split]  # fmt: skip
+    return [
+        (name, format_seconds(value) if value > 0 else "–", format_percent(value / t_step_s))
+        for name, value in split
+    ]
 
 
 SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")

@@ -49,9 +49,9 @@ def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
     tables = [*adapters.ceiling_tables(answer.ceiling)]
     split = step_split(answer)
     if split:
-        rows = tuple(adapters.split_rows(split, answer.ceiling.t_step_s))
+        parts = tuple(adapters.split_rows(split, answer.ceiling.t_step_s))
         note = f"Step time: {answer.step_time_source}."
-        tables.insert(1, ReportTable("Where the step goes", _SPLIT_COLUMNS, rows, note))
+        tables.insert(1, ReportTable("Where the step goes", _SPLIT_COLUMNS, parts, note))
     levers = tuple(adapters.lever_rows(answer.levers))
     about = "Projections from this step's own times; nothing here was run."
     tables.append(ReportTable("What would change it", adapters.LEVER_COLUMNS, levers, about))

@@ -22,7 +22,7 @@ def span_rows(step: StepProfile) -> list[tuple[str, ...]]:
     if trace is None:
         return [(span.name, _ms(span.seconds), "–", "–") for span in step.spans]
     spread = {item.name: item for item in trace.spread}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for span in step.spans:
         item = spread.get(span.name)
         median = "–" if item is None else _ms(item.median_s)

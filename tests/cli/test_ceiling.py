@@ -172,7 +172,7 @@ def test_measured_peaks_stand_beside_the_data_sheet(specpilot: Run, files: None)
 
 
 def test_full_peak_uses_whole_rates(specpilot: Run, files: None) -> None:
-    found = _results(specpilot("ceiling", "step.json", "--full-peak", "--json"))
+    found = _results(specpilot("ceiling", "step.json", "--floors", "full-peak", "--json"))
     assert found["t_floor_s"] == pytest.approx(0.0009 + 0.0005)
 
 

@@ -66,7 +66,8 @@ def test_weights_are_those_of_the_model_that_transformers_builds(
     expected = sum(
         weight.numel()
         for name, weight in model.named_parameters()
-        if "layers." in name and weight.ndim > 1
+        if "layers." in name
+        and weight.ndim > 1
         # Convolutions, biases and a single row are no matrices that a step's bytes are made of.
         and not any(part in name for part in ("conv1d", "bias", "shared_expert_gate"))
     )
