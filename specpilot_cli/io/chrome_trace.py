@@ -7,6 +7,7 @@ first bytes. Cut, garbled and foreign files raise `InputError` naming line and e
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -18,7 +19,7 @@ from typing import Any
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import refuse_special_file
 
-_CHUNK_CHARS = 1 << 20
+_CHUNK_BYTES = 1 << 20
 # One event is a few hundred characters; a header value (process groups) a few thousand.
 _MAX_VALUE_CHARS = 8 << 20
 _LOOK_AHEAD = 3  # `1e+` is the longest beginning of a number that reads as a shorter one
@@ -34,6 +35,7 @@ class ChromeTrace:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.header: dict[str, Any] = {}
+        self._text = codecs.getincrementaldecoder("utf-8")()
         self._decode = json.JSONDecoder().raw_decode
         self._buffer, self._at, self._ended = "", 0, False
         self._lines, self._events = 1, 0
@@ -43,7 +45,7 @@ class ChromeTrace:
         refuse_special_file(self.path)
         try:
             with self.path.open("rb") as raw, _unpacked(raw) as file:
-                self._file = io.TextIOWrapper(file, encoding="utf-8")
+                self._file = file
                 yield from self._document()
         except FileNotFoundError as error:
             raise InputError(f"no such file: `{self.path}`", where=str(self.path)) from error
@@ -145,12 +147,14 @@ class ChromeTrace:
         """Append a chunk and drop what is consumed; False at the end of the file."""
         if self._ended:
             return False
-        chunk = self._file.read(_CHUNK_CHARS)
-        self._ended = not chunk
+        # What can be unpacked before a cut is read first, so that the error names the place.
+        data = self._file.read1(_CHUNK_BYTES)
+        self._ended = not data
+        chunk = self._text.decode(data, final=self._ended)
         self._lines += self._buffer.count("\n", 0, self._at)
         self._buffer = self._buffer[self._at :] + chunk
         self._at = 0
-        return bool(chunk)
+        return not self._ended
 
     def _error(self, problem: str, *, at: int | None = None) -> InputError:
         end = self._at if at is None else min(at, len(self._buffer))

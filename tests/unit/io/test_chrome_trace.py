@@ -47,7 +47,7 @@ def test_chunks_may_cut_anywhere(
         "last": 678,
     }  # fmt: skip
     path = _write(tmp_path / "t.json", json.dumps(document, indent=1, ensure_ascii=False))
-    monkeypatch.setattr(chrome_trace, "_CHUNK_CHARS", size)
+    monkeypatch.setattr(chrome_trace, "_CHUNK_BYTES", size)
     events, header = _read(path)
     assert events == document.pop("traceEvents")
     assert header == document
