@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.gpu_profiles import bundled_gpu
@@ -39,6 +38,7 @@ from specpilot_cli.schema.step_profile import (
 
 # Bits per weight of the W12 format over those of BF16; the paper's checkpoints take 12.01-12.02.
 W12_RATIO = 12.02 / 16
+_COMMITTED = 4  # tokens a step, where nobody counted them: they decide FLOPs of the commit only
 # Below this share of the class's time, plain products beside W12 are the few that stay BF16.
 _MIXED_SHARE = 0.05
 _ORDER: tuple[KernelClassName, ...] = (
@@ -160,10 +160,10 @@ def _shape(
     """Rows of one request and drafted block: from the spans' labels, else from the deployment."""
     if not drafts:
         return StepShape(requests, 1, 1), "ar"
-    seen = [step.window.target.fact("g_sq") for step in steps]
-    queries = [rows for rows in seen if rows is not None]
-    labelled = max(queries) // requests if queries else None
-    block = deployment.block or labelled
+    labelled = _queries((step.window.target for step in steps), requests)
+    drafted = _queries((s for step in steps for s in step.window.spans if s.role == "drafter"),
+                       requests)  # fmt: skip
+    block = deployment.block or drafted or labelled
     if block is None:
         raise InputError(
             "the step drafts, but its spans do not say how many rows it verifies",
@@ -173,9 +173,16 @@ def _shape(
         )
     nodes = deployment.nodes
     rows = labelled or (block if nodes is None else nodes + 1)
-    mode: Literal["chain", "tree"] = "chain" if nodes is None else "tree"
-    committed = deployment.tau or min(4, rows)
-    return StepShape(requests, rows, committed, 0, block), mode
+    # A chain verifies the block, and the anchor beside it where the block leaves it out (DSPARK).
+    is_tree = nodes is not None or rows > block + 1
+    committed = deployment.tau or min(_COMMITTED, rows)
+    return StepShape(requests, rows, committed, 0, block), "tree" if is_tree else "chain"
+
+
+def _queries(spans: Iterable[Span], requests: int) -> int | None:
+    """Rows of one request by the spans' labels (`g_sq`), the most seen; None without labels."""
+    labelled = [rows for span in spans if (rows := span.fact("g_sq")) is not None]
+    return max(labelled) // requests if labelled else None
 
 
 def _context(

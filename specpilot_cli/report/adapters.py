@@ -44,13 +44,16 @@ def peaks_text(ceiling: Ceiling, dtype: str = "") -> str:
     )
 
 
-def waterfall_data(ceiling: Ceiling, condition: str) -> WaterfallData:
-    """The waterfall of `ceiling`."""
+def waterfall_data(
+    ceiling: Ceiling, condition: str, *, split: Sequence[tuple[str, float]] = ()
+) -> WaterfallData:
+    """The waterfall of `ceiling`; `split` parts the step by the engine's passes."""
     return WaterfallData(
         t_step_s=ceiling.t_step_s,
         t_prof_s=ceiling.t_prof_s,
         classes=tuple(ClassTime(c.name, c.measured_s, c.floor_s) for c in ceiling.classes),
         condition=condition,
+        split=tuple(split),
     )
 
 

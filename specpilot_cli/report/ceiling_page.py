@@ -87,7 +87,9 @@ def _caveats(answer: CeilingAnswer) -> tuple[str, ...]:
 def _figures(answer: CeilingAnswer, condition: str) -> tuple[ReportFigure, ...]:
     figures = [
         ceiling_factors.draw(adapters.factors_data(answer.ceiling, condition)),
-        step_waterfall.draw(adapters.waterfall_data(answer.ceiling, condition)),
+        step_waterfall.draw(
+            adapters.waterfall_data(answer.ceiling, condition, split=step_split(answer))
+        ),
     ]
     curve, now = answer.curve, answer.now
     if curve is not None and now is not None:

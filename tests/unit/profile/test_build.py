@@ -109,6 +109,21 @@ def test_labels_give_rows_requests_and_context(make_trace: Make) -> None:
     assert profile.classes[0].flops == expected["target_gemm"].flops
 
 
+def test_a_labelled_tree_verifies_more_rows_than_it_drafts(make_trace: Make) -> None:
+    marks = []
+    for i in range(4):
+        marks += [
+            ("DRAFT bs=1 g_sq=16", 100 * i, 10, 7),
+            ("VERIFY bs=1 g_sq=33", 100 * i + 12, 60, 7),
+        ]
+    profile = profile_of_traces([make_trace([("nvjet_x", 13, 5, 7)], marks)], Deployment())
+    assert (profile.mode, profile.nodes, profile.draft_block) == ("tree", 32, 16)
+    shifted = [(label.replace("g_sq=33", "g_sq=8").replace("g_sq=16", "g_sq=7"), *rest)
+               for label, *rest in marks]  # fmt: skip
+    chain = profile_of_traces([make_trace([("nvjet_x", 13, 5, 7)], shifted)], Deployment())
+    assert (chain.mode, chain.rows, chain.draft_block) == ("chain", 8, 7)
+
+
 def test_a_tree_is_what_its_nodes_say(make_trace: Make) -> None:
     path = make_trace([("nvjet_x", 13, 5, 7)], _marks(4, verify="VERIFY bs=1"))
     profile = profile_of_traces([path], Deployment(block=16, nodes=32))
