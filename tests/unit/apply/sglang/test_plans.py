@@ -110,6 +110,26 @@ def test_files_larger_than_the_layers_are_counted(tmp_path: Path) -> None:
     assert found.target.shape.weight_bytes == 60_000_000_000
 
 
+def test_a_converted_target_is_for_the_tuned_system_alone(
+    sglang_recipe: Make, tmp_path: Path, repo: Path
+) -> None:
+    converted = tmp_path / "w12"
+    converted.mkdir()
+    config = repo / "recipes/demo-cpu/target/config.json"
+    (converted / "config.json").write_text(config.read_text(encoding="utf-8"))
+    target = f"  target: {repo}/recipes/demo-cpu/target\n"
+    recipe = sglang_recipe(edit={target: f"{target}  target_w12: ../w12\n"})
+    stock, tuned = _plan(str(recipe)).servers
+    assert f"--model-path {repo}/recipes/demo-cpu/target " in stock.command
+    assert f"--model-path {converted} " in tuned.command
+    # the folder itself says what it is
+    assert "--quantization" not in tuned.command
+    assert tuned.memory.load_peak_bytes < stock.memory.load_peak_bytes
+    (converted / "config.json").unlink()
+    with pytest.raises(InputError, match="not a model folder"):
+        _plan(str(recipe))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
