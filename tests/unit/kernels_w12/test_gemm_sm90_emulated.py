@@ -20,7 +20,6 @@ pytest.importorskip("torch", reason="torch is not installed")
 from emulated_cta import (
     POISON,
     Bits,
-    aligned,
     assert_accurate,
     bf16,
     compile_kernel,
