@@ -21,14 +21,14 @@ _MET = {True: "met", False: "**missed**"}
 Document = dict[str, Any]
 
 
-def tables(document: Document) -> str:
-    """Every table about a result: products, goals, escapes."""
+def tables(document: Document, counted: Document) -> str:
+    """Every table about a result: products, goals, escapes, counters."""
     head = (
         f"{document['gpu']}, torch {document['torch']}, {document['date_utc']}, "
         f"`{document['command']}`; read bandwidth {document['read_bytes_per_s'] / 1e12:.2f} TB/s. "
         "Each cell: W12, floor, share of the read bandwidth."
     )
-    parts = (products(document), goals(document), escapes(document))
+    parts = (products(document), goals(document), escapes(document), counters(counted))
     return "\n\n".join([head, *("\n".join(part) for part in parts)])
 
 
@@ -94,6 +94,20 @@ def escapes(document: Document) -> list[str]:
     lines = _head("escapes per weight", [f"{rows} rows" for rows in several])
     for share in sorted({share for share, _ in ratios}):
         lines.append(_line(f"{share:.4%}", [f"{ratios[share, rows]:.2f}" for rows in several]))
+    return lines
+
+
+def counters(document: Document) -> list[str]:
+    """Shares of the peak rates, one line per case; see `w12_counters.py`."""
+    kernels = ("w12", "floor", "view", "view_floor", "cublas")
+    cells = {(r["projection"], r["rows"], r["kernel"]): r for r in document["kernels"]}
+    lines = _head("DRAM, L2, instruction issue", [kernel.replace("_", " ") for kernel in kernels])
+    for name, rows in dict.fromkeys((name, rows) for name, rows, _ in cells):
+        several = [cells[name, rows, kernel] for kernel in kernels]
+        texts = [
+            f"{r['dram_pct']:.0f}%, {r['l2_pct']:.0f}%, {r['issue_pct']:.0f}%" for r in several
+        ]
+        lines.append(_line(f"{name}, {rows} rows", texts))
     return lines
 
 

@@ -70,18 +70,48 @@ def work() -> None:
 def table(text: str) -> list[dict[str, Any]]:
     """One row per case and kernel, from what `ncu --csv` printed."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
-    found: dict[int, dict[str, float]] = {}
+    launches: dict[int, dict[str, Any]] = {}
     for row in csv.DictReader(io.StringIO("\n".join(lines))):
-        name = COUNTERS.get(row["Metric Name"])
-        if name is not None:
-            found.setdefault(int(row["ID"]), {})[name] = float(row["Metric Value"].replace(",", ""))
-    if len(found) != len(CASES) * len(KERNELS):
-        sys.exit(f"{len(found)} kernels profiled, expected {len(CASES) * len(KERNELS)}:\n{text}")
-    places = [(name, rows, kernel) for name, rows in CASES for kernel in KERNELS]
-    return [
-        {"projection": name, "rows": rows, "kernel": kernel, **found[i]}
-        for i, (name, rows, kernel) in zip(sorted(found), places, strict=True)
-    ]
+        launch = launches.setdefault(int(row["ID"]), {"name": row["Kernel Name"]})
+        if row["Metric Name"] in COUNTERS:
+            value = float(row["Metric Value"].replace(",", ""))
+            launch[COUNTERS[row["Metric Name"]]] = value
+    ours = [launch for launch in launches.values() if launch["name"] == "w12_gemm"]
+    if len(ours) != len(CASES) * (len(KERNELS) - 1):
+        sys.exit(f"{len(ours)} launches of w12_gemm were profiled:\n{text}")
+    found: list[dict[str, Any]] = []
+    for launch in launches.values():
+        name = launch.pop("name")
+        if name == "w12_gemm" or found[-1]["kernel"] != "cublas":
+            case, kernel = divmod(len(found), len(KERNELS))
+            projection, rows = CASES[case]
+            found.append({"projection": projection, "rows": rows, "kernel": KERNELS[kernel],
+                          **launch})  # fmt: skip
+        else:  # cuBLAS adds up its parts in a kernel of its own
+            add(found[-1], launch)
+    return found
+
+
+def add(total: dict[str, Any], more: dict[str, float]) -> None:
+    """Counters of two launches as one: sums, and shares weighted by time."""
+    first, second = total["time_ns"], more["time_ns"]
+    for name, value in more.items():
+        if name.endswith("_pct"):
+            total[name] = (total[name] * first + value * second) / (first + second)
+        else:
+            total[name] += value
+
+
+def profile() -> str:
+    """Run ourselves under ncu; returns what it printed."""
+    command = [
+        "ncu", "--csv", "--print-units", "base", "--profile-from-start", "off",
+        "--metrics", ",".join(COUNTERS), sys.executable, __file__, "--work",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def main() -> int:
@@ -90,26 +120,19 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("docs/measurements/w12_counters_h200.json")
     )
+    parser.add_argument("--csv", type=Path, help="what ncu printed before, instead of a run")
+    parser.add_argument("--gpu", help="with --csv: the GPU it was printed for")
     parser.add_argument("--work", action="store_true", help="what runs under ncu")
     options = parser.parse_args()
     if options.work:
         work()
         return 0
-    command = [
-        "ncu", "--csv", "--print-units", "base", "--profile-from-start", "off",
-        "--metrics", ",".join(COUNTERS),
-        sys.executable, __file__, "--work",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"ncu ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    kernels = table(done.stdout)
+    kernels = table(options.csv.read_text("utf-8") if options.csv else profile())
     document = {
         "what": "counters of single launches, cold L2, at the clock that Nsight Compute sets",
         "command": "python scripts/w12_counters.py",
         "date_utc": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        "gpu": options.gpu or torch.cuda.get_device_name(),
         "kernels": kernels,
     }
     options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
