@@ -12,6 +12,7 @@ from doc_marks import between_marks
 
 PAGE = Path("docs/w12.md")
 RESULT = Path("docs/measurements/w12_gemm_h200.json")
+COUNTED = Path("docs/measurements/w12_counters_h200.json")
 
 ROWS = (1, 8, 16, 32, 48, 64)
 # Goals beside `BARS`.
