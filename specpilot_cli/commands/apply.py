@@ -10,9 +10,9 @@ import typer
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
-    from specpilot_cli.apply.preflight import CheckedRecipe
     from specpilot_cli.apply.recipes import LoadedRecipe
-    from specpilot_cli.apply.run import RecipeResult
+    from specpilot_cli.apply.reference.preflight import CheckedRecipe
+    from specpilot_cli.apply.reference.run import RecipeResult
     from specpilot_cli.engines.reference.spec import LogitFault
     from specpilot_cli.schema.result import Envelope
 
@@ -133,14 +133,14 @@ def _fault(after: int | None, every: int, bias: float) -> LogitFault | None:
 def _check(
     loaded: LoadedRecipe, limit: int | None, port: int | None, fault: LogitFault | None
 ) -> CheckedRecipe:
-    from specpilot_cli.apply.preflight import ApplySettings, check_recipe
+    from specpilot_cli.apply.reference.preflight import ApplySettings, check_recipe
 
     return check_recipe(loaded, ApplySettings(limit, port, fault))
 
 
 def _run(checked: CheckedRecipe, out: Path | None, *, quiet: bool) -> tuple[RecipeResult, Envelope]:
     from specpilot_cli.apply.folder import run_folder
-    from specpilot_cli.apply.run import apply_recipe
+    from specpilot_cli.apply.reference.run import apply_recipe
     from specpilot_cli.ui import ConsoleReporter
 
     loaded = checked.loaded
@@ -212,8 +212,8 @@ def _show(loaded: LoadedRecipe, *, as_json: bool) -> None:
 
 
 def _dry_run(checked: CheckedRecipe, out: Path | None, *, as_json: bool) -> None:
-    from specpilot_cli.apply.dry_run import plan_run
     from specpilot_cli.apply.folder import default_folder
+    from specpilot_cli.apply.reference.dry_run import plan_run
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.recipe_text import print_plan
 

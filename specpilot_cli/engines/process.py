@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from specpilot_cli.engines.listeners import listens
 from specpilot_cli.errors import MachineError
 from specpilot_cli.ui import Reporter, SilentReporter
 
@@ -79,6 +80,10 @@ class ServerProcess:
             return os.getsid(pid) == self._process.pid
         except (ProcessLookupError, PermissionError, OverflowError):
             return False
+
+    def listens(self) -> bool | None:
+        """Whether this server is the one that listens on its port; None where nothing tells."""
+        return None if self._process is None else listens(self.port, self._process.pid)
 
     def __enter__(self) -> Self:
         check_port_free(self.port, host=self.host)
