@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from specpilot_cli.engines.base import GenerateRequest, Generation
 from specpilot_cli.engines.http_client import AsyncHttpEngine, HttpEngine
+from specpilot_cli.engines.http_parts import first_error
 from specpilot_cli.errors import MeasurementInvalid
 from specpilot_cli.record.join import (
     Incomplete,
@@ -94,7 +95,7 @@ def record_live(
         }
         answers = asyncio.run(_answer(url, prompts, concurrency, timeout_s, reporter))
         wanted = {answer.rid for answer in answers if answer.generation is not None}
-        for _ in recorder.wait(wanted):
+        for _ in recorder.wait():
             reporter.progress("waiting for the recorder", 0, 1)
         end = recorder.facts()
         joined, dropped = _join(recorder, answers, wanted)
@@ -129,9 +130,12 @@ async def _answer(
             reporter.progress("greedy outputs", len(answers), len(prompts))
 
     async with AsyncHttpEngine(url, timeout_s) as engine:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(concurrency, len(prompts))):
-                group.create_task(worker(engine))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(prompts))):
+                    group.create_task(worker(engine))
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
     return [answers[index] for index in range(len(prompts))]
 
 

@@ -107,7 +107,7 @@ class LiveRecorder:
             )
         return index
 
-    def wait(self, wanted: Collection[str], *, timeout_s: float = _WRITE_TIMEOUT_S) -> Iterator[None]:
+    def wait(self, *, timeout_s: float = _WRITE_TIMEOUT_S) -> Iterator[None]:
         """Yield between polls until all steps taken so far are in shards.
 
         Raises MeasurementInvalid if the recorder stops, or does not get there in time.
