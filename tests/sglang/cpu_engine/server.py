@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specpilot_cli.engines.process import ServerProcess
@@ -22,6 +22,7 @@ PYTHON = _REPO / ".venv-sglang/bin/python"
 
 _ARGUMENTS = {
     "device": "cpu",
+    "attention-backend": "torch_native",
     "mem-fraction-static": 0.1,
     "max-total-tokens": 8192,
     "max-running-requests": 4,
@@ -40,35 +41,39 @@ class CpuServer:
     """One server of the tiny pair, not started yet.
 
     speculate: DFLASH with the drafter instead of one token a step. plugin: specpilot's
-    configuration, None for stock. arguments: more words for its command line. site: more folders
-    for its PYTHONPATH, before the stand-ins.
+    configuration, or the text of its file; None for stock. arguments: more words for its command line. environment: more
+    variables. site: a folder that its interpreter looks into first.
     """
 
     name: str
     speculate: bool = True
-    plugin: PluginConfig | None = None
+    plugin: PluginConfig | str | None = None
     arguments: Sequence[str] = ()
-    site: Sequence[Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    site: Path | None = None
 
     def process(self, pair: TinyPair, folder: Path) -> ServerProcess:
         """The server as a context manager that keeps its files in `folder`."""
         config = None
         if self.plugin is not None:
             config = folder / f"{self.name}.plugin.json"
-            config.write_text(self.plugin.model_dump_json(), encoding="utf-8")
+            text = self.plugin if isinstance(self.plugin, str) else self.plugin.model_dump_json()
+            config.write_text(text, encoding="utf-8")
         port = free_port()
         speculation = {"speculative-algorithm": "DFLASH"} if self.speculate else {}
         command = server_command(
             str(PYTHON), str(pair.target), {**_ARGUMENTS, **speculation}, host="127.0.0.1",
             port=port, drafter=str(pair.drafter) if self.speculate else None,
         )  # fmt: skip
-        path = os.pathsep.join(map(str, (*self.site, SITE, _REPO, _REPO / "kernels")))
+        first = [] if self.site is None else [self.site]
+        path = os.pathsep.join(map(str, [*first, SITE, _REPO, _REPO / "kernels"]))
+        environment = {**_ENVIRONMENT, **self.environment}
         return ServerProcess(
             [*command, *self.arguments],
             port=port,
             log_path=folder / f"{self.name}.log",
             name=f"{self.name} server",
-            env={**server_environment(_ENVIRONMENT, config), "PYTHONPATH": path},
+            env={**server_environment(environment, config), "PYTHONPATH": path},
             ready_timeout_s=180.0,
         )
 
@@ -82,3 +87,42 @@ def start_together(stack: ExitStack, processes: Sequence[ServerProcess]) -> None
         starting = [pool.submit(stack.enter_context, process) for process in processes]
     for one in starting:
         one.result()
+
+
+def processes_of(server: ServerProcess) -> dict[int, str]:
+    """The running processes of a server: id -> name. Nothing once it was stopped."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and server.owns(int(entry.name)):
+            with suppress(OSError):
+                found[int(entry.name)] = (entry / "comm").read_text().strip()
+    return found
+
+
+def living(pids: Iterable[int]) -> list[int]:
+    """Those of `pids` that still run; a zombie does not."""
+    found = []
+    for pid in pids:
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            found += [pid] if state != "Z" else []
+    return found
+
+
+def changed_sglang(folder: Path, file: str, old: str, new: str) -> Path:
+    """Make `folder/sglang`: the installed SGLang, by links, but for one place in one file.
+
+    The distribution's version and everything else stay what they are. Returns `folder`.
+    """
+    (there,) = (PYTHON.parents[1] / "lib").glob("python3.*/site-packages/sglang")
+    here = folder / "sglang"
+    for part in Path(file).parts:
+        here.mkdir(parents=True)
+        for entry in there.iterdir():
+            if entry.name not in (part, "__pycache__"):
+                (here / entry.name).symlink_to(entry)
+        here, there = here / part, there / part
+    text = there.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    here.write_text(text.replace(old, new), encoding="utf-8")
+    return folder
