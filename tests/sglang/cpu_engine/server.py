@@ -28,6 +28,7 @@ _ARGUMENTS = {
     "max-running-requests": 4,
     "disable-radix-cache": True,
     "skip-server-warmup": True,
+    "sleep-on-idle": True,  # otherwise every idle server spins on a core
 }
 _ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -41,8 +42,8 @@ class CpuServer:
     """One server of the tiny pair, not started yet.
 
     speculate: DFLASH with the drafter instead of one token a step. plugin: specpilot's
-    configuration, or the text of its file; None for stock. arguments: more words for its command line. environment: more
-    variables. site: a folder that its interpreter looks into first.
+    configuration, or the text of its file; None for stock. arguments: more words for its command
+    line. environment: more variables. site: a folder that its interpreter looks into first.
     """
 
     name: str
@@ -74,7 +75,7 @@ class CpuServer:
             log_path=folder / f"{self.name}.log",
             name=f"{self.name} server",
             env={**server_environment(environment, config), "PYTHONPATH": path},
-            ready_timeout_s=180.0,
+            ready_timeout_s=600.0,
         )
 
 

@@ -57,13 +57,11 @@ def _extend_lengths(
     batch = kwargs.get("forward_batch") or args[4]
     if not batch.forward_mode.is_target_verify():
         return original(backend, *args, **kwargs)
-    width = batch.spec_info.draft_token_num
-    prefix, lengths = batch.seq_lens, batch.extend_seq_lens
     saved = (batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens)
-    batch.extend_prefix_lens = prefix
-    batch.extend_seq_lens = torch.full_like(prefix, width)
-    batch.seq_lens = prefix + width
-    del lengths
+    width = batch.spec_info.draft_token_num
+    batch.extend_prefix_lens = batch.seq_lens
+    batch.extend_seq_lens = torch.full_like(batch.seq_lens, width)
+    batch.seq_lens = batch.seq_lens + width
     try:
         return original(backend, *args, **kwargs)
     finally:
