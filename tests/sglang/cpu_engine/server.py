@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specpilot_cli.engines.process import ServerProcess
+from specpilot_cli.engines.process import ServerProcess, check_port_free
 from specpilot_cli.engines.sglang.launch import server_command, server_environment
+from specpilot_cli.errors import MachineError
 from specpilot_cli.schema.plugin_config import PluginConfig
-from tests.ports import free_port
 from tests.sglang.cpu_engine.models import TinyPair
 
 _HERE = Path(__file__).resolve().parent
@@ -60,7 +61,7 @@ class CpuServer:
             config = folder / f"{self.name}.plugin.json"
             text = self.plugin if isinstance(self.plugin, str) else self.plugin.model_dump_json()
             config.write_text(text, encoding="utf-8")
-        port = free_port()
+        port = _port()
         speculation = {"speculative-algorithm": "DFLASH"} if self.speculate else {}
         command = server_command(
             str(PYTHON), str(pair.target), {**_ARGUMENTS, **speculation}, host="127.0.0.1",
@@ -76,7 +77,17 @@ class CpuServer:
             name=f"{self.name} server",
             env={**server_environment(environment, config), "PYTHONPATH": path},
             ready_timeout_s=600.0,
+            stop_timeout_s=5.0,
         )
+
+
+def _port() -> int:
+    """A free port that the system gives to nobody else during the half minute of a start."""
+    while True:
+        port = random.randrange(20_000, 30_000)  # below the ports of outgoing connections
+        with suppress(MachineError):
+            check_port_free(port)
+            return port
 
 
 def start_together(stack: ExitStack, processes: Sequence[ServerProcess]) -> None:
