@@ -14,7 +14,6 @@ from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.errors import MachineError
 from specpilot_cli.schema.recipe import RecipeRegime
 
-
 _REGIME = RecipeRegime()
 
 

@@ -8,7 +8,7 @@ and the KV pool that gets the rest; graphs and activations live outside. Sizes a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specpilot_cli.engines.sglang.arguments import Arguments, share, whole
 from specpilot_cli.engines.sglang.model_shape import BF16_BYTES, Matrix, ModelShape
@@ -27,6 +27,9 @@ _DEFAULT_BLOCK = 16
 # Of SGLang's own reserve rule, in MiB: fixed, per prefill token, per graph batch size and bucket.
 _FIXED_MIB, _PER_TOKEN_MIB, _PER_BATCH_MIB, _PREFILL_GRAPHS_MIB = 512, 1.5, 2, 400
 _LARGE_GPU_RESERVE_MIB = 10 * 1024
+_LEAST_CHUNK = 2048
+# Prompt positions whose log-probabilities SGLang computes at once (token forcing asks for them).
+_LOGIT_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,6 @@ def encoded_bytes(matrices: Sequence[Matrix]) -> int:
 
 def _judged(plan: MemoryPlan, slots: int | None, requests: int) -> MemoryPlan:
     """The plan with what is wrong about it."""
-    from dataclasses import replace
-
     problems, warnings = [], []
     fixed = sum(part.n_bytes for part in plan.parts if part.name != "KV cache")
     if plan.load_peak_bytes > plan.free_bytes:
@@ -173,7 +174,7 @@ def _judged(plan: MemoryPlan, slots: int | None, requests: int) -> MemoryPlan:
     kept = plan.free_bytes - plan.static_bytes
     if outside > kept:
         warnings.append(
-            f"graphs and activations may take {format_bytes(outside)}, "
+            f"what lives beside it may take {format_bytes(outside)}, "
             f"mem-fraction-static leaves {format_bytes(kept)}"
         )
     return replace(plan, problems=tuple(problems), warnings=tuple(warnings))
@@ -272,17 +273,24 @@ class _Sizes:
         return _RADIX_SLOTS + (_EXTRA_BUFFER_SLOTS if strategy == "extra_buffer" else 0)
 
     def outside(self) -> tuple[Part, ...]:
-        """Graphs, activations and workspaces by SGLang's reserve rule."""
-        graphs, batch = 0, self._graph_batch()
-        if self._device_is_gpu() and "disable-cuda-graph" not in self._arguments:
-            graphs = batch * _PER_BATCH_MIB
-            graphs += 0 if "disable-prefill-cuda-graph" in self._arguments else _PREFILL_GRAPHS_MIB
-        tokens = max(self._chunk, 2048)
-        activations = int(_FIXED_MIB + tokens * _PER_TOKEN_MIB)
+        """What lives beside the static share: graphs, activations, logits, workspaces."""
+        shape, tokens = self._model.target, max(self._chunk, _LEAST_CHUNK)
+        graphs = self._graph_mib() * MIB
+        # gate, up and their product, and four copies of the hidden state, are alive at once
+        widths = 3 * shape.intermediate // self._parallel + 4 * shape.hidden
+        logits = _LOGIT_ROWS * -(-shape.vocabulary // self._parallel) * 4
         return (
-            Part("CUDA graphs", graphs * MIB, f"batches to {batch}" if graphs else "none"),
-            Part("activations, workspace", activations * MIB, f"prefill of {tokens} tokens"),
+            Part("CUDA graphs", graphs, f"batches to {self._graph_batch()}" if graphs else "none"),
+            Part("activations", tokens * widths * BF16_BYTES, f"prefill of {tokens} tokens"),
+            Part("logits", logits, f"float32 of {_LOGIT_ROWS} positions that are scored at once"),
+            Part("workspaces", _FIXED_MIB * MIB, "of kernels and libraries"),
         )
+
+    def _graph_mib(self) -> int:
+        if not self._device_is_gpu() or "disable-cuda-graph" in self._arguments:
+            return 0
+        prefill = 0 if "disable-prefill-cuda-graph" in self._arguments else _PREFILL_GRAPHS_MIB
+        return self._graph_batch() * _PER_BATCH_MIB + prefill
 
     def _graph_batch(self) -> int:
         given = whole(self._arguments, "cuda-graph-max-bs-decode", "cuda-graph-max-bs")
@@ -295,8 +303,10 @@ class _Sizes:
         return self._device.name != "cpu"
 
     def _default_fraction(self) -> float:
+        """SGLang's own rule where `mem-fraction-static` is not given."""
         total = self._device.memory_bytes / MIB
-        reserve = sum(part.n_bytes for part in self.outside()) / MIB + self._parallel * 128
+        tokens = max(self._chunk, _LEAST_CHUNK)
+        reserve = _FIXED_MIB + tokens * _PER_TOKEN_MIB + self._graph_mib() + self._parallel * 128
         if total > 60 * 1024:
             reserve = max(reserve, _LARGE_GPU_RESERVE_MIB)
         return round(max(0.0, (total - reserve) / total), 3)

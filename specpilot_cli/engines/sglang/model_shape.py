@@ -47,6 +47,7 @@ class ModelShape:
 
     family: str
     hidden: int
+    intermediate: int
     vocabulary: int
     attention_layers: int
     gdn_layers: int
@@ -118,6 +119,7 @@ class _Reader:
         return ModelShape(
             family=str(self._text["model_type"]),
             hidden=hidden,
+            intermediate=self._number("intermediate_size"),
             vocabulary=vocabulary,
             attention_layers=attention,
             gdn_layers=gdn,
