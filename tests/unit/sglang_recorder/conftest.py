@@ -32,6 +32,9 @@ class Recording:
     def facts(self) -> dict[str, Any] | None:
         return self.state.report()["active"].get("recorder")
 
+    def problems(self) -> list[str]:
+        return list(self.state.report()["problems"])
+
     def scheduler(self, **options: Any) -> fake_sglang.Scheduler:
         return fake_sglang.Scheduler(self.worker, **options)
 

@@ -123,7 +123,7 @@ def test_the_rows_stay_where_a_captured_graph_writes_them(start: Start) -> None:
     assert again is not None
     assert again[0].data_ptr() == padded[0].data_ptr() == again[1].data_ptr()
     assert recorder.rows(7) is None
-    assert "more than the 6" in recording.state.problems[0]
+    assert "more than the 6" in recording.problems()[0]
 
 
 def test_logits_of_the_server_are_left_alone() -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -150,14 +149,18 @@ def check_version(version: str) -> str | None:
     return f"SGLang {version} is not supported: the plugin needs {SUPPORTED}"
 
 
-def check_hooks(hooks: Iterable[Hook], source_of: SourceOf, *, version: str) -> list[str]:
+def check_hooks(hooks: Sequence[Hook], source_of: SourceOf, *, version: str) -> list[str]:
     """Return one sentence for every target that is not as pinned."""
     problems = []
     numbers = version_numbers(version)
+    hooks = [hook for hook in hooks if not FIRST <= numbers < hook.since]
+    modules = {hook.target.partition(":")[0] for hook in hooks}
+    trees = {module: _parse(module, source_of) for module in modules}
     for hook in hooks:
-        if FIRST <= numbers < hook.since:
-            continue
-        found = _find(hook.target, source_of)
+        module, _, names = hook.target.partition(":")
+        found: ast.AST | None = trees[module]
+        for name in names.split("."):
+            found = found and _member(found, name)
         if found is None:
             problems.append(_mismatch(hook, version, "is missing"))
         elif hook.signature is not None:
@@ -208,22 +211,13 @@ def signature_of(node: ast.AST) -> str:
     return f"({', '.join(words)})"
 
 
-def _find(target: str, source_of: SourceOf) -> ast.AST | None:
-    module, _, names = target.partition(":")
+def _parse(module: str, source_of: SourceOf) -> ast.Module | None:
     base = module.replace(".", "/")
     for path in (f"{base}.py", f"{base}/__init__.py"):
         text = source_of(path)
         if text is not None:
-            node: ast.AST | None = _parse(text)
-            for name in names.split("."):
-                node = None if node is None else _member(node, name)
-            return node
+            return ast.parse(text)
     return None
-
-
-@lru_cache(maxsize=4)  # the table lists the targets of a module one after the other
-def _parse(text: str) -> ast.Module:
-    return ast.parse(text)
 
 
 def _member(node: ast.AST, name: str) -> ast.AST | None:
