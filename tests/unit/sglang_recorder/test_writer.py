@@ -167,7 +167,7 @@ def test_a_writer_that_lags_costs_steps_and_no_memory_and_no_waiting(
     slow = recorder._writer._append
     monkeypatch.setattr(recorder._writer, "_append", lambda *a: (gate.wait(10), slow(*a)))
     scheduler = recording.scheduler()
-    scheduler.waiting = [Request(f"r{n}", [1 + n % 40, 6, 7], 9) for n in range(60)]
+    scheduler.waiting = [Request(f"r{n}", [1 + n % 40, 6, 7], 30) for n in range(100)]
     scheduler.run()
     assert recorder.dropped_steps > 0
     assert recorder.steps == recorder.dropped_steps + recorder._ring.slots
