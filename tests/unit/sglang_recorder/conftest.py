@@ -11,11 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.unit.sglang_recorder import fake_sglang
-
 from specpilot_cli.engines.sglang.plugin import recorder as plugin
 from specpilot_cli.engines.sglang.plugin.state import State
 from specpilot_cli.schema.plugin_config import PluginConfig
+from tests.unit.sglang_recorder import fake_sglang
 
 DENSE = {"SGLANG_SIMULATE_ACC_LEN": "1", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.sglang_recorder import fake_sglang
-from tests.unit.sglang_recorder.conftest import Start
-from tests.unit.sglang_recorder.fake_sglang import VOCABULARY, Request, next_token
 
 from specpilot_cli.engines.sglang.plugin.recorder_lattice import full_logsumexp
 from specpilot_cli.record.shards import collect, read_index
+from tests.unit.sglang_recorder import fake_sglang
+from tests.unit.sglang_recorder.conftest import Start
+from tests.unit.sglang_recorder.fake_sglang import VOCABULARY, Request, next_token
 
 
 def _requests() -> list[Request]:

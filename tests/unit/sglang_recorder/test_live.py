@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.sglang_recorder.conftest import Recording, Start
-from tests.unit.sglang_recorder.fake_sglang import Request, Scheduler
 from typer.testing import CliRunner
 
 from specpilot_cli.app import app
@@ -20,6 +18,8 @@ from specpilot_cli.io.hashing import sha256_folder
 from specpilot_cli.io.lattice_file import read_lattice, write_lattice
 from specpilot_cli.record.live import record_live
 from specpilot_cli.schema.prompts import Prompt
+from tests.unit.sglang_recorder.conftest import Recording, Start
+from tests.unit.sglang_recorder.fake_sglang import Request, Scheduler
 
 TEXTS = ["one", "two words", "three more words", "abort this", "put back", "x", "the last one"]
 

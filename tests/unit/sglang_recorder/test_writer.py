@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.unit.sglang_recorder.conftest import Start
-from tests.unit.sglang_recorder.fake_sglang import Request
 
 from specpilot_cli.engines.sglang.plugin import recorder_writer
 from specpilot_cli.engines.sglang.plugin.recorder_layout import RowLayout
 from specpilot_cli.engines.sglang.plugin.recorder_writer import ShardWriter
 from specpilot_cli.record.shards import collect, read_index
 from specpilot_cli.schema.raw_lattice import RecorderIndex
+from tests.unit.sglang_recorder.conftest import Start
+from tests.unit.sglang_recorder.fake_sglang import Request
 
 LAYOUT = RowLayout(positions=3, candidates=2)
 
