@@ -201,9 +201,7 @@ class Recorder:
         if writer is not None and not writer.alive:
             self.fail(writer.problem or "the writer's thread has ended")
             return False
-        if self.steps >= self._config.max_steps:
-            return False
-        return True
+        return self.steps < self._config.max_steps
 
     def _check_mode(self, algorithm: str) -> None:
         simulated = self._environ.get(ACC_LEN_ENV, "-1")
