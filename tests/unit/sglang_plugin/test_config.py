@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from specpilot_cli.schema.plugin_config import PluginConfig, W12Plugin
 from specpilot_kernels.build import GpuUnavailable
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import W12FolderError
+from tests.unit.sglang_plugin.conftest import bits, ordinary
 
 
 def model(**settings: Any) -> Any:
@@ -181,3 +183,46 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     monkeypatch.setattr(plugin.w12_linear.gemm, "warm", fails)
     with pytest.raises(plugin.w12_linear.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
+
+
+def test_muse_glimmers_attention_keeps_its_merged_projection(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = plugin.fake
+
+    class MuseGlimmerAttention(torch.nn.Module):
+        def __init__(
+            self, config: Any, layer_id: int, quant_config: Any = None, prefix: str = ""
+        ) -> None:
+            super().__init__()
+            self.unfused_qkv = quant_config is not None
+            stock = SimpleNamespace(get_quant_method=lambda *_: fake.UnquantizedLinearMethod())
+            self.qkv_proj = fake.LinearBase(256, [128, 64, 64], quant_config or stock, prefix)
+            self.norm = torch.nn.LayerNorm(4)
+
+    module = SimpleNamespace(MuseGlimmerAttention=MuseGlimmerAttention)
+    monkeypatch.setitem(sys.modules, "sglang.srt.models.muse_glimmer", module)
+    activated(plugin)
+    for _ in range(2):  # a drafter's configuration comes after the target's
+        config = prepare(plugin, plugin.w12_config.W12Config())
+    attention = MuseGlimmerAttention(object(), 3, quant_config=config, prefix="layers.3.self_attn")
+    assert attention.unfused_qkv is False
+    method = attention.qkv_proj.quant_method
+    assert (type(method).__name__, method.name) == (
+        "W12LinearMethod", "layers.3.self_attn.qkv_proj"
+    )  # fmt: skip
+    parts = [ordinary(size, 256, size) for size in (128, 64, 64)]
+    attention.qkv_proj.load(*parts)
+    attention.qkv_proj.finish()
+    x = ordinary(3, 256)
+    whole = torch.nn.functional.linear(x, torch.cat(parts))
+    assert torch.equal(bits(attention.qkv_proj(x)), bits(whole))
+    assert attention.qkv_proj.weight is None
+    assert MuseGlimmerAttention(object(), 3, other_configuration()).unfused_qkv is True
+
+
+def other_configuration() -> Any:
+    """A quantization that is not W12."""
+    from tests.unit.sglang_plugin.fake_sglang import UnquantizedLinearMethod
+
+    return SimpleNamespace(get_quant_method=lambda *_: UnquantizedLinearMethod())

@@ -68,9 +68,14 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def create_weights(self, layer: Layer, *sizes: Any, **attributes: Any) -> None:
         """A stock BF16 weight: loaders see nothing else."""
-        self.name = self._facts.claim(self.name)
         self._stock.create_weights(layer, *sizes, **attributes)
+        self.adopt(layer)
+
+    def adopt(self, layer: Layer) -> None:
+        """Take charge of a layer whose stock weight is there, not loaded yet."""
+        self.name = self._facts.claim(self.name)
         self._own = layer.weight
+        layer.quant_method = self
 
     def process_weights_after_loading(self, layer: Layer) -> None:
         """Encode the loaded weight and drop it, or make the layer a stock one.
