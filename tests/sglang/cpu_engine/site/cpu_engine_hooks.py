@@ -6,10 +6,14 @@ pass and the acceptance are SGLang's own.
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
 
 
 def register() -> None:
@@ -18,21 +22,20 @@ def register() -> None:
     from sglang.srt.server_args import add_draft_attention_backend_choices
 
     add_draft_attention_backend_choices(["torch_native"])
+    HookRegistry.register(
+        "sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve, HookType.REPLACE
+    )
+    if multiprocessing.parent_process() is None or _SCHEDULER not in sys.modules:
+        return  # SGLang imports the modules of all hooks, seconds lost where no model runs
     torch.Tensor.record_stream = _record_stream(torch.Tensor.record_stream)  # type: ignore[method-assign]
-    for target, hook, kind in (
-        ("sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve, HookType.REPLACE),
-        (
-            "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
-            _extend_lengths,
-            HookType.AROUND,
-        ),
-        (
-            "sglang.srt.models.dflash.DFlashAttention.__init__",
-            _without_fused_norm,
-            HookType.AFTER,
-        ),
-    ):
-        HookRegistry.register(target, hook, kind)
+    HookRegistry.register(
+        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
+        _extend_lengths,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.models.dflash.DFlashAttention.__init__", _without_fused_norm, HookType.AFTER
+    )
 
 
 def _resolve(server_args: Any) -> None:
