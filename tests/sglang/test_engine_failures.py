@@ -29,7 +29,7 @@ from tests.sglang.cpu_engine.server import (
 
 pytestmark = pytest.mark.slow
 
-ASKED = PluginConfig(recorder=RecorderPlugin(mode="anchored", folder="/tmp/not-written"))
+ASKED = PluginConfig(recorder=RecorderPlugin(mode="anchored", folder="/nowhere"))
 
 
 @pytest.fixture(scope="module")
