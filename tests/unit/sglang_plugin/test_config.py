@@ -72,10 +72,11 @@ def test_which_layers_get_it(plugin: Any) -> None:
     assert method(fake.ParallelLMHead, "lm_head") == "W12LinearMethod"
     assert method(fake.LinearBase, "visual.blocks.0.attn.qkv") == "UnquantizedLinearMethod"
     assert method(fake.LinearBase, "visual.blocks.1.attn.qkv") == "UnquantizedLinearMethod"
+    assert method(fake.LinearBase, "model.embed_vision.proj") == "UnquantizedLinearMethod"
     assert method(fake.FusedMoE, "model.layers.0.mlp.experts") == "NoneType"
     assert method(torch.nn.Module, "model.layers.0.attn") == "NoneType"
     kept = plugin.w12_config.FACTS.kept
-    assert set(kept) == {"visual", "model.layers.0.mlp.experts"}
+    assert set(kept) == {"visual", "model.embed_vision", "model.layers.0.mlp.experts"}
 
 
 def test_a_model_without_a_layer_for_it_is_not_active(plugin: Any) -> None:

@@ -29,18 +29,17 @@ from specpilot_cli.engines.sglang.plugin import (
     w12_tied,
 )
 from specpilot_cli.engines.sglang.plugin.state import State
-from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
+from specpilot_cli.engines.sglang.plugin.w12_facts import FACTS
 from specpilot_cli.schema.plugin_config import QUANTIZATION, PluginConfig, W12Plugin
 from specpilot_kernels.w12.manifest import W12FolderError, check_versions
 
 MIN_CAPABILITY: Final = 80
 
-_ENCODERS = re.compile(r"(^|\.)(visual|vision|audio|mm_projector|multi_modal)")
+_ENCODERS = re.compile(r"(^|\.)[^.]*(visual|vision|image|audio|speech|mm_proj|multi_modal)[^.]*")
 """Towers that see a picture or a sound once, with thousands of rows: W12 gains nothing there."""
 
 ENCODER = "it encodes images or sound, in large batches"
 
-FACTS = Facts()
 _settings = W12Plugin()
 
 
@@ -113,7 +112,7 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
 def _tower(name: str) -> str:
     """One entry for a tower, not one for each of its layers."""
     found = _ENCODERS.search(name)
-    return name[: name.find(".", found.end())] if found and "." in name[found.end() :] else name
+    return name[: found.end()] if found else name
 
 
 def activate(config: PluginConfig, state: State) -> None:
@@ -172,7 +171,12 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
 
 
 def loaded(_result: Any, runner: Any) -> None:
-    """AFTER `ModelRunner.load_model`: layers are encoded, memory is not yet divided."""
+    """AFTER `ModelRunner.load_model`: layers are encoded, memory is not yet divided.
+
+    W12Error: SGLang read a W12 folder in a way that passed by the decoder.
+    """
+    if FACTS.checkpoint == "w12" and not FACTS.decoded:
+        raise w12_product.W12Error("SGLang read the W12 folder without decoding it")
     head = getattr(runner.model, "lm_head", None)
     if runner.is_draft_worker or not FACTS.asked or not w12_tied.is_tied(runner.model, head):
         return
