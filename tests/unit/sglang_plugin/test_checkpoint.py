@@ -54,6 +54,16 @@ def test_every_tensor_comes_back_under_its_name(plugin: Any, folders: tuple[Path
     for name, tensor in found:
         assert tensor.dtype == wanted[name].dtype
         assert torch.equal(bits(tensor), bits(wanted[name]))
+    assert plugin.w12_config.FACTS.decoded == len(wanted)
+
+
+def test_a_folder_that_nobody_decoded_is_no_model(plugin: Any) -> None:
+    facts = plugin.w12_config.FACTS
+    facts.asked, facts.checkpoint = True, "w12"
+    facts.add("a", plugin.w12_facts.Encoded(1, 2, 1, 0, True, "kernel", 0.0))
+    assert "records were not decoded" in facts.report()
+    with pytest.raises(plugin.w12_product.W12Error, match="without decoding"):
+        plugin.w12_config.loaded(None, object())
 
 
 def test_other_folders_go_to_the_stock_reader(plugin: Any, folders: tuple[Path, Path]) -> None:

@@ -50,6 +50,7 @@ def test_the_method_is_known_after_activation(plugin: Any) -> None:
     hooked = set(plugin.fake.HookRegistry.hooks)
     loader = "sglang.srt.model_loader."
     assert hooked == {
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
         loader + "loader._get_quantization_config",
         loader + "weight_utils.safetensors_weights_iterator",
         loader + "weight_utils.buffered_multi_thread_safetensors_weights_iterator",
@@ -71,10 +72,11 @@ def test_which_layers_get_it(plugin: Any) -> None:
     assert method(fake.ParallelLMHead, "lm_head") == "W12LinearMethod"
     assert method(fake.LinearBase, "visual.blocks.0.attn.qkv") == "UnquantizedLinearMethod"
     assert method(fake.LinearBase, "visual.blocks.1.attn.qkv") == "UnquantizedLinearMethod"
+    assert method(fake.LinearBase, "model.embed_vision.proj") == "UnquantizedLinearMethod"
     assert method(fake.FusedMoE, "model.layers.0.mlp.experts") == "NoneType"
     assert method(torch.nn.Module, "model.layers.0.attn") == "NoneType"
     kept = plugin.w12_config.FACTS.kept
-    assert set(kept) == {"visual", "model.layers.0.mlp.experts"}
+    assert set(kept) == {"visual", "model.embed_vision", "model.layers.0.mlp.experts"}
 
 
 def test_a_model_without_a_layer_for_it_is_not_active(plugin: Any) -> None:
@@ -180,8 +182,8 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(plugin.w12_linear.gemm, "warm", fails)
-    with pytest.raises(plugin.w12_linear.W12Error, match=words):
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
+    with pytest.raises(plugin.w12_product.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
 
 
