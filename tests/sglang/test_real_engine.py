@@ -119,8 +119,14 @@ def answers(servers: Servers) -> dict[str, list[Generation]]:
     return found
 
 
-def test_stock_has_no_plugin(servers: Servers) -> None:
+def test_stock_has_no_plugin(servers: Servers, specpilot_json: SpecPilot) -> None:
+    """The entry point is installed for all three servers, and does nothing in this one."""
     assert servers.state("stock") is None
+    words = ("apply", "check", "--url", servers.url("stock"))
+    code, answer = specpilot_json(*words, "--expect", "w12")
+    assert (code, answer["verdict"], answer["results"]["missing"]) == (1, "no", ["w12"])
+    assert answer["results"]["facts"]["version"] == "0.5.23"
+    assert answer["results"]["facts"]["speculative_algorithm"] == "DFLASH"
 
 
 @pytest.mark.parametrize("name", ["tuned", "dense"])
