@@ -126,8 +126,7 @@ def compare(make: Make, load: Load) -> dict[str, Any]:
     ours.quant_method.process_weights_after_loading(ours)
     x = ordinary(3, stock.weight.shape[1], 6)
     products = [layer.quant_method.apply(layer, x) for layer in (stock, ours)]
-    kept = ours.weight is not None
-    weight = ours.weight if kept else ours.w12_product.to_bf16()
+    weight = ours.weight if ours.w12_product is None else ours.w12_product.to_bf16()
     return {
         "method": type(ours.quant_method).__name__,
         "shape": list(stock.weight.shape),

@@ -95,7 +95,7 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
             return self._method(name, UnquantizedLinearMethod)
         if isinstance(layer, ParallelLMHead):
             if self.head_reason is None:
-                return self._method(name, UnquantizedEmbeddingMethod)
+                return self._method(name, UnquantizedEmbeddingMethod, is_head=True)
             FACTS.keep(name, self.head_reason)
         elif "MoE" in type(layer).__name__:
             FACTS.keep(name, "experts have no W12 kernel")
@@ -105,8 +105,10 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
         """Give W12 to a linear layer that was built without a configuration."""
         self._method(self.prefix + prefix, UnquantizedLinearMethod).adopt(layer)
 
-    def _method(self, name: str, stock: Callable[[], Any]) -> Any:
-        return w12_linear.W12LinearMethod(name, stock, FACTS, verify=_settings.verify)
+    def _method(self, name: str, stock: Callable[[], Any], *, is_head: bool = False) -> Any:
+        return w12_linear.W12LinearMethod(
+            name, stock, FACTS, verify=_settings.verify, is_head=is_head
+        )
 
 
 def _tower(name: str) -> str:
