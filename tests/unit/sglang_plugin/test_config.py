@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from specpilot_cli.schema.plugin_config import PluginConfig, W12Plugin
 from specpilot_kernels.build import GpuUnavailable
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import W12FolderError
+from tests.unit.sglang_plugin.conftest import bits, ordinary
 
 
 def model(**settings: Any) -> Any:
@@ -48,6 +50,7 @@ def test_the_method_is_known_after_activation(plugin: Any) -> None:
     hooked = set(plugin.fake.HookRegistry.hooks)
     loader = "sglang.srt.model_loader."
     assert hooked == {
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
         loader + "loader._get_quantization_config",
         loader + "weight_utils.safetensors_weights_iterator",
         loader + "weight_utils.buffered_multi_thread_safetensors_weights_iterator",
@@ -69,10 +72,11 @@ def test_which_layers_get_it(plugin: Any) -> None:
     assert method(fake.ParallelLMHead, "lm_head") == "W12LinearMethod"
     assert method(fake.LinearBase, "visual.blocks.0.attn.qkv") == "UnquantizedLinearMethod"
     assert method(fake.LinearBase, "visual.blocks.1.attn.qkv") == "UnquantizedLinearMethod"
+    assert method(fake.LinearBase, "model.embed_vision.proj") == "UnquantizedLinearMethod"
     assert method(fake.FusedMoE, "model.layers.0.mlp.experts") == "NoneType"
     assert method(torch.nn.Module, "model.layers.0.attn") == "NoneType"
     kept = plugin.w12_config.FACTS.kept
-    assert set(kept) == {"visual", "model.layers.0.mlp.experts"}
+    assert set(kept) == {"visual", "model.embed_vision", "model.layers.0.mlp.experts"}
 
 
 def test_a_model_without_a_layer_for_it_is_not_active(plugin: Any) -> None:
@@ -178,6 +182,49 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(plugin.w12_linear.gemm, "warm", fails)
-    with pytest.raises(plugin.w12_linear.W12Error, match=words):
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
+    with pytest.raises(plugin.w12_product.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
+
+
+def test_muse_glimmers_attention_keeps_its_merged_projection(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = plugin.fake
+
+    class MuseGlimmerAttention(torch.nn.Module):
+        def __init__(
+            self, config: Any, layer_id: int, quant_config: Any = None, prefix: str = ""
+        ) -> None:
+            super().__init__()
+            self.unfused_qkv = quant_config is not None
+            stock = SimpleNamespace(get_quant_method=lambda *_: fake.UnquantizedLinearMethod())
+            self.qkv_proj = fake.LinearBase(256, [128, 64, 64], quant_config or stock, prefix)
+            self.norm = torch.nn.LayerNorm(4)
+
+    module = SimpleNamespace(MuseGlimmerAttention=MuseGlimmerAttention)
+    monkeypatch.setitem(sys.modules, "sglang.srt.models.muse_glimmer", module)
+    activated(plugin)
+    for _ in range(2):  # a drafter's configuration comes after the target's
+        config = prepare(plugin, plugin.w12_config.W12Config())
+    attention = MuseGlimmerAttention(object(), 3, quant_config=config, prefix="layers.3.self_attn")
+    assert attention.unfused_qkv is False
+    method = attention.qkv_proj.quant_method
+    assert (type(method).__name__, method.name) == (
+        "W12LinearMethod", "layers.3.self_attn.qkv_proj"
+    )  # fmt: skip
+    parts = [ordinary(size, 256, size) for size in (128, 64, 64)]
+    attention.qkv_proj.load(*parts)
+    attention.qkv_proj.finish()
+    x = ordinary(3, 256)
+    whole = torch.nn.functional.linear(x, torch.cat(parts))
+    assert torch.equal(bits(attention.qkv_proj(x)), bits(whole))
+    assert attention.qkv_proj.weight is None
+    assert MuseGlimmerAttention(object(), 3, other_configuration()).unfused_qkv is True
+
+
+def other_configuration() -> Any:
+    """A quantization that is not W12."""
+    from tests.unit.sglang_plugin.fake_sglang import UnquantizedLinearMethod
+
+    return SimpleNamespace(get_quant_method=lambda *_: UnquantizedLinearMethod())

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from specpilot_cli.engines.sglang.plugin.w12_facts import FACTS
 from specpilot_kernels.integrations.w12_tensors import holds_records, open_tensors
 
 ITERATORS: Final = (
@@ -45,6 +46,7 @@ def _decoded(shards: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
     waiting: deque[tuple[str, Future[torch.Tensor]]] = deque()
     pool = ThreadPoolExecutor(_AHEAD, thread_name_prefix="w12-decode")
     try:
+        FACTS.decoded += len(tensors)
         for name, tensor in tensors.items():
             waiting.append((name, pool.submit(tensor.__getitem__, ...)))
             if len(waiting) > _AHEAD:

@@ -20,20 +20,26 @@ from sglang.srt.layers.quantization.unquant import (
 )
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 
-from specpilot_cli.engines.sglang.plugin import w12_checkpoint, w12_head, w12_linear
+from specpilot_cli.engines.sglang.plugin import (
+    w12_checkpoint,
+    w12_head,
+    w12_linear,
+    w12_models,
+    w12_product,
+    w12_tied,
+)
 from specpilot_cli.engines.sglang.plugin.state import State
-from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
+from specpilot_cli.engines.sglang.plugin.w12_facts import FACTS
 from specpilot_cli.schema.plugin_config import QUANTIZATION, PluginConfig, W12Plugin
 from specpilot_kernels.w12.manifest import W12FolderError, check_versions
 
 MIN_CAPABILITY: Final = 80
 
-_ENCODERS = re.compile(r"(^|\.)(visual|vision|audio|mm_projector|multi_modal)")
+_ENCODERS = re.compile(r"(^|\.)[^.]*(visual|vision|image|audio|speech|mm_proj|multi_modal)[^.]*")
 """Towers that see a picture or a sound once, with thousands of rows: W12 gains nothing there."""
 
 ENCODER = "it encodes images or sound, in large batches"
 
-FACTS = Facts()
 _settings = W12Plugin()
 
 
@@ -95,6 +101,10 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
             FACTS.keep(name, "experts have no W12 kernel")
         return None
 
+    def adopt(self, layer: Any, prefix: str) -> None:
+        """Give W12 to a linear layer that was built without a configuration."""
+        self._method(self.prefix + prefix, UnquantizedLinearMethod).adopt(layer)
+
     def _method(self, name: str, stock: Callable[[], Any]) -> Any:
         return w12_linear.W12LinearMethod(name, stock, FACTS, verify=_settings.verify)
 
@@ -102,7 +112,7 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
 def _tower(name: str) -> str:
     """One entry for a tower, not one for each of its layers."""
     found = _ENCODERS.search(name)
-    return name[: name.find(".", found.end())] if found and "." in name[found.end() :] else name
+    return name[: found.end()] if found else name
 
 
 def activate(config: PluginConfig, state: State) -> None:
@@ -128,6 +138,9 @@ def activate(config: PluginConfig, state: State) -> None:
         HookRegistry.register(
             f"{loader}.weight_utils.{name}", w12_checkpoint.decoding, HookType.AROUND
         )
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model", loaded, HookType.AFTER
+    )
     state.facts["w12"] = FACTS.report
 
 
@@ -146,7 +159,8 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
     if found.checkpoint_is_w12:
         _check_load_format(load_config)
     if torch.cuda.is_available():
-        w12_linear.warm(torch.cuda.current_device())
+        w12_product.warm(torch.cuda.current_device())
+    w12_models.adapt(W12Config)
     found.prefix = "drafter." if drafter else ""
     found.head_reason = w12_head.reason_to_keep(model_config, asked=_settings.lm_head)
     if not drafter:
@@ -154,6 +168,21 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
         FACTS.checkpoint = "w12" if found.checkpoint_is_w12 else "bf16"
         FACTS.tp_size = w12_head.tp_size()
     return found
+
+
+def loaded(_result: Any, runner: Any) -> None:
+    """AFTER `ModelRunner.load_model`: layers are encoded, memory is not yet divided.
+
+    W12Error: SGLang read a W12 folder in a way that passed by the decoder.
+    """
+    if FACTS.checkpoint == "w12" and not FACTS.decoded:
+        raise w12_product.W12Error("SGLang read the W12 folder without decoding it")
+    head = getattr(runner.model, "lm_head", None)
+    if runner.is_draft_worker or not FACTS.asked or not w12_tied.is_tied(runner.model, head):
+        return
+    asked = _settings.lm_head and _settings.tied_lm_head
+    reason = w12_head.precision_reason(runner.model_config)
+    w12_tied.copy_tied_head(head, FACTS, reason=reason if asked else w12_tied.NOT_ASKED)
 
 
 def _check_load_format(load_config: Any) -> None:
