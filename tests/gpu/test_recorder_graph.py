@@ -67,8 +67,8 @@ def test_replayed_graphs_record_each_step_without_a_wait(recorder: Any, tmp_path
     """Fifty steps are queued faster than the device runs them; each keeps its own lattice."""
     draft = CapturedDraft(recorder)
     generator = torch.Generator(device="cuda").manual_seed(11)
-    steps = 50
-    sizes = [1 + step % 3 for step in range(steps)]
+    sizes = [1 + step % 3 for step in range(50)]
+    steps = len(sizes)
     logits = torch.randn(
         steps, PADDED * L, VOCABULARY, generator=generator, device="cuda", dtype=torch.bfloat16
     )
@@ -100,17 +100,16 @@ def test_replayed_graphs_record_each_step_without_a_wait(recorder: Any, tmp_path
         assert set(found["commit_len"].tolist()) == {row + 1}
         for place, step in enumerate(taken):
             own = logits[step].view(PADDED, L, VOCABULARY)[row].float()
-            unary = torch.topk(own, K, dim=-1).values
-            scores = unary[:, None] + edges[step, row]
-            norm = torch.logsumexp(0.5 * own, dim=-1)
-            assert np.array_equal(found["unary"][place], unary.cpu().numpy())
-            assert np.array_equal(found["scores"][place], scores.cpu().numpy())
-            np.testing.assert_allclose(
-                found["unary_logsumexp"][place], norm.cpu().numpy(), atol=1e-5
-            )
-            chosen = own.gather(-1, torch.from_numpy(found["candidate_ids"][place]).long().cuda())
-            assert torch.equal(chosen, unary)
-            assert (
-                found["stock_choice"][place].tolist()
-                == found["candidate_ids"][place, :, 0].tolist()
-            )
+            _check({name: part[place] for name, part in found.items()}, own, edges[step, row])
+
+
+def _check(got: dict[str, Any], logits: Any, edges: Any) -> None:
+    """One recorded lattice against logits float32 [L, V] and edges [L, K, K] on the device."""
+    unary = torch.topk(logits, K, dim=-1).values
+    norm = torch.logsumexp(0.5 * logits, dim=-1)
+    assert np.array_equal(got["unary"], unary.cpu().numpy())
+    assert np.array_equal(got["scores"], (unary[:, None] + edges).cpu().numpy())
+    np.testing.assert_allclose(got["unary_logsumexp"], norm.cpu().numpy(), atol=1e-5)
+    ids = torch.from_numpy(got["candidate_ids"]).long().cuda()
+    assert torch.equal(logits.gather(-1, ids), unary)
+    assert got["stock_choice"].tolist() == got["candidate_ids"][:, 0].tolist()
