@@ -24,7 +24,8 @@ PYTHON = _HERE.parents[2] / ".venv-sglang/bin/python"
 ARGUMENTS: Mapping[str, Argument] = {
     "device": "cpu",
     "attention-backend": "torch_native",
-    "mem-fraction-static": 0.1,
+    # SGLang takes what others allocate while it loads for its weights: leave room for that
+    "mem-fraction-static": 0.9,
     "max-total-tokens": 8192,
     "max-running-requests": 4,
     "disable-radix-cache": True,
