@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_cli.io.safetensors_stream import bf16_data, write_safetensors
+from specpilot_cli.io.safetensors_stream import SafetensorsFile, bf16_data, write_safetensors
 
 Array = npt.NDArray[np.float64]
 
@@ -28,6 +28,9 @@ TARGET_LAYER_IDS = (0, 1, 2)
 MASK_ID, EOS_ID = 1, 0
 LIVELY = range(40, 64)
 SUCCESSORS = 2
+UNENCODABLE = "model.layers.0.mlp.down_proj"
+"""Has more weights of rare exponents than W12 sets apart, so it stays BF16."""
+
 _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 4, 2, 64, 512
 _DRAFT_LAYERS = 2
 
@@ -60,7 +63,8 @@ def build_tiny_pair(folder: Path, *, tokenizer: Path, seed: int = 3) -> TinyPair
     target["model.embed_tokens.weight"] = embedding
     target["model.norm.weight"] = np.ones(HIDDEN)
     target["lm_head.weight"] = head
-    _with_rare_exponents(rng, target["model.layers.0.mlp.down_proj.weight"])
+    _with_rare_exponents(rng, target["model.layers.1.mlp.gate_proj.weight"], 6)
+    _with_rare_exponents(rng, target[f"{UNENCODABLE}.weight"], 96)
     _write(pair.target, _target_config(), target)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, pair.target / name)
@@ -71,6 +75,28 @@ def build_tiny_pair(folder: Path, *, tokenizer: Path, seed: int = 3) -> TinyPair
     drafter |= _selector(rng, follows, embedding[MASK_ID])
     _write(pair.drafter, _drafter_config(), drafter)
     return pair
+
+
+def build_dspark_drafter(dflash: Path, folder: Path) -> Path:
+    """Write a DSPARK drafter into `folder`: the DFlash2 drafter's layers, and a Markov head.
+
+    The selector's codebooks are such a head, so tokens draw their successors here too.
+    """
+    with SafetensorsFile(dflash / "model.safetensors") as file:
+        weights = {name: bf16_data(file.read_array(name)) for name in file.names}
+    for ours, selectors in (("1", "predecessor_codebook"), ("2", "successor_codebook")):
+        weights[f"markov_head.markov_w{ours}.weight"] = weights[f"candidate_selector.{selectors}"]
+    folder.mkdir(parents=True)
+    write_safetensors(
+        folder / "model.safetensors",
+        {name: data for name, data in weights.items() if not name.startswith("candidate_")},
+    )
+    config = _drafter_config()
+    head = {"markov_rank": RANK, "markov_head_type": "vanilla"}
+    own = {key: config["dflash_config"][key] for key in config["dflash_config"] if "sel" not in key}
+    config |= {"architectures": ["DSparkDraftModel"], "dflash_config": own | head, **head}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return folder
 
 
 def _linear(rng: np.random.Generator, rows: int, columns: int, scale: float = 1.0) -> Array:
@@ -116,11 +142,11 @@ def _selector(
     }
 
 
-def _with_rare_exponents(rng: np.random.Generator, weight: Array) -> None:
-    """Put zeros, subnormals and huge values into `weight`: a codec has to escape these."""
+def _with_rare_exponents(rng: np.random.Generator, weight: Array, count: int) -> None:
+    """Put zeros, subnormals and huge values into `weight`: a codec has to set these apart."""
     flat = weight.reshape(-1)
-    places = rng.choice(flat.size, 96, replace=False)
-    flat[places] = np.tile([0.0, -0.0, 1e-39, 3e-12, -2e-7, 4.0], 16)
+    places = rng.choice(flat.size, count, replace=False)
+    flat[places] = np.resize([0.0, -0.0, 1e-39, 3e-12, -2e-7, 4.0], count)
 
 
 def _target_config() -> dict[str, Any]:

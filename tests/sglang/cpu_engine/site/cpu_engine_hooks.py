@@ -1,4 +1,4 @@
-"""SGLang plugin for tests: the five places where stock DFLASH assumes a GPU, made to run on a CPU.
+"""SGLang plugin for tests: the places where stock DFLASH and DSPARK assume a GPU, made for a CPU.
 
 The hooks change where code runs, not what it computes: the draft model, the selector, the verify
 pass and the acceptance are SGLang's own.
@@ -6,10 +6,14 @@ pass and the acceptance are SGLang's own.
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
 
 
 def register() -> None:
@@ -18,25 +22,36 @@ def register() -> None:
     from sglang.srt.server_args import add_draft_attention_backend_choices
 
     add_draft_attention_backend_choices(["torch_native"])
+    for algorithm in ("dflash", "dspark"):
+        HookRegistry.register(
+            f"sglang.srt.arg_groups.speculative_hook._handle_{algorithm}",
+            _resolve,
+            HookType.REPLACE,
+        )
+    if multiprocessing.parent_process() is None or _SCHEDULER not in sys.modules:
+        return  # SGLang imports the modules of all hooks, seconds lost where no model runs
     torch.Tensor.record_stream = _record_stream(torch.Tensor.record_stream)  # type: ignore[method-assign]
-    for target, hook, kind in (
-        ("sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve, HookType.REPLACE),
-        (
-            "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
-            _extend_lengths,
-            HookType.AROUND,
-        ),
-        (
-            "sglang.srt.models.dflash.DFlashAttention.__init__",
-            _without_fused_norm,
-            HookType.AFTER,
-        ),
-    ):
-        HookRegistry.register(target, hook, kind)
+    HookRegistry.register(
+        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
+        _extend_lengths,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.models.dflash.DFlashAttention.__init__", _without_fused_norm, HookType.AFTER
+    )
+    HookRegistry.register(
+        "sglang.srt.models.dspark.DSparkDraftMixin._build_fused_kv_write_bundle",
+        _no_fused_write,
+        HookType.REPLACE,
+    )
+
+
+def _no_fused_write(_model: Any, _pool: Any) -> None:
+    """The fused write of DSPARK's context into the KV cache is a Triton kernel as well."""
 
 
 def _resolve(server_args: Any) -> None:
-    """`_handle_dflash` without its check of the device."""
+    """`_handle_dflash` and `_handle_dspark` without their check of the device."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
     declare_resolution(
@@ -57,13 +72,11 @@ def _extend_lengths(
     batch = kwargs.get("forward_batch") or args[4]
     if not batch.forward_mode.is_target_verify():
         return original(backend, *args, **kwargs)
-    width = batch.spec_info.draft_token_num
-    prefix, lengths = batch.seq_lens, batch.extend_seq_lens
     saved = (batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens)
-    batch.extend_prefix_lens = prefix
-    batch.extend_seq_lens = torch.full_like(prefix, width)
-    batch.seq_lens = prefix + width
-    del lengths
+    width = batch.spec_info.draft_token_num
+    batch.extend_prefix_lens = batch.seq_lens
+    batch.extend_seq_lens = torch.full_like(batch.seq_lens, width)
+    batch.seq_lens = batch.seq_lens + width
     try:
         return original(backend, *args, **kwargs)
     finally:
