@@ -115,6 +115,7 @@ def test_a_drafter_is_built_as_without_w12_unless_asked_for(plugin: Any, asked: 
     [
         ({}, None),
         ({"algorithm": "NGRAM"}, None),
+        ({"algorithm": "STANDALONE"}, None),
         ({"algorithm": "DSPARK"}, None),
         ({"algorithm": "DFLASH", "drafter": "dflash2"}, None),
         ({"algorithm": "DFLASH", "drafter": "dflash"}, "the DFLASH drafter multiplies"),
@@ -137,6 +138,15 @@ def test_when_the_head_stays(
     head = plugin.fake.ParallelLMHead(256, 512, config, "lm_head")
     if reason is None:
         assert type(head.quant_method).__name__ == "W12LinearMethod"
+        head.load(ordinary(512, 256))
+        head.finish()
+        # What SGLang's drafters ask of a quantized head.
+        assert (head.weight.dtype, head.weight.numel()) == (torch.uint8, 0)
+        x = ordinary(3, 256, 1)
+        wanted = torch.nn.functional.linear(x, ordinary(512, 256))
+        assert torch.equal(bits(head(x)), bits(wanted))
+        head.quant_method.restore_weights_before_loading(head)
+        assert torch.equal(bits(head.weight.data), bits(ordinary(512, 256)))
     else:
         assert type(head.quant_method) is plugin.fake.UnquantizedEmbeddingMethod
         assert reason in plugin.w12_config.FACTS.kept["lm_head"]
@@ -173,8 +183,12 @@ def test_a_folder_is_not_read_by_loaders_that_would_not_decode_it(plugin: Any) -
     ],
 )
 def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+    make_plugin: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    words: str,
 ) -> None:
+    plugin = make_plugin(cpu=False)
     activated(plugin)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -185,6 +199,16 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
     with pytest.raises(plugin.w12_product.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
+
+
+def test_a_server_on_the_cpu_asks_no_gpu(
+    make_plugin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = make_plugin()
+    activated(plugin)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", lambda index: pytest.fail("asked"))
+    assert prepare(plugin, plugin.w12_config.W12Config()) is not None
 
 
 def test_muse_glimmers_attention_keeps_its_merged_projection(
