@@ -1,4 +1,4 @@
-"""Small parts of the HTTP client: a server's URL, error texts, one error out of many, the rest of a body."""
+"""Small parts of the HTTP client: a URL, error texts, one error out of many, the rest of a body."""
 
 from __future__ import annotations
 
