@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,23 @@ def test_other_folders_go_to_the_stock_reader(plugin: Any, folders: tuple[Path, 
     source, _ = folders
     shards = [str(path) for path in sorted(source.glob("*.safetensors"))]
     assert read(plugin, source) == [("stock", shards)]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_manifest_of_a_model_on_the_hub_is_fetched(
+    plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    fetched: list[tuple[Any, ...]] = []
+
+    def cached_file(name: str, file: str, **options: Any) -> None:
+        fetched.append((name, file, options["revision"], options["cache_dir"]))
+
+    monkeypatch.setattr(plugin.w12_checkpoint, "cached_file", cached_file)
+    path = str(tmp_path) if local else "owner/name"
+    plugin.w12_checkpoint.fetch_manifest(
+        SimpleNamespace(model_path=path, revision="r"), SimpleNamespace(download_dir="/d")
+    )
+    assert fetched == ([] if local else [("owner/name", "w12_manifest.json", "r", "/d")])
 
 
 def test_damage_is_named_and_nothing_runs_on(plugin: Any, folders: tuple[Path, Path]) -> None:

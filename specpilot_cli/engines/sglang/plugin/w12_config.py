@@ -31,7 +31,7 @@ from specpilot_cli.engines.sglang.plugin import (
 from specpilot_cli.engines.sglang.plugin.state import State
 from specpilot_cli.engines.sglang.plugin.w12_facts import FACTS
 from specpilot_cli.schema.plugin_config import QUANTIZATION, PluginConfig, W12Plugin
-from specpilot_kernels.w12.manifest import W12FolderError, check_versions
+from specpilot_kernels.w12.manifest import check_versions
 
 MIN_CAPABILITY: Final = 80
 
@@ -95,7 +95,7 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
             return self._method(name, UnquantizedLinearMethod)
         if isinstance(layer, ParallelLMHead):
             if self.head_reason is None:
-                return self._method(name, UnquantizedEmbeddingMethod)
+                return self._method(name, UnquantizedEmbeddingMethod, is_head=True)
             FACTS.keep(name, self.head_reason)
         elif "MoE" in type(layer).__name__:
             FACTS.keep(name, "experts have no W12 kernel")
@@ -105,8 +105,10 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
         """Give W12 to a linear layer that was built without a configuration."""
         self._method(self.prefix + prefix, UnquantizedLinearMethod).adopt(layer)
 
-    def _method(self, name: str, stock: Callable[[], Any]) -> Any:
-        return w12_linear.W12LinearMethod(name, stock, FACTS, verify=_settings.verify)
+    def _method(self, name: str, stock: Callable[[], Any], *, is_head: bool = False) -> Any:
+        return w12_linear.W12LinearMethod(
+            name, stock, FACTS, verify=_settings.verify, is_head=is_head
+        )
 
 
 def _tower(name: str) -> str:
@@ -157,7 +159,8 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
     if drafter and not _settings.drafter:
         return None
     if found.checkpoint_is_w12:
-        _check_load_format(load_config)
+        w12_checkpoint.check_load_format(load_config)
+        w12_checkpoint.fetch_manifest(model_config, load_config)
     if torch.cuda.is_available():
         w12_product.warm(torch.cuda.current_device())
     w12_models.adapt(W12Config)
@@ -183,11 +186,3 @@ def loaded(_result: Any, runner: Any) -> None:
     asked = _settings.lm_head and _settings.tied_lm_head
     reason = w12_head.precision_reason(runner.model_config)
     w12_tied.copy_tied_head(head, FACTS, reason=reason if asked else w12_tied.NOT_ASKED)
-
-
-def _check_load_format(load_config: Any) -> None:
-    given = str(getattr(load_config.load_format, "value", load_config.load_format))
-    if given not in ("auto", "safetensors"):
-        raise W12FolderError(
-            f"a W12 folder is read with --load-format auto or safetensors, not {given}"
-        )
