@@ -254,27 +254,6 @@ def test_an_unreachable_server_is_a_machine_error_with_a_hint():
             assert caught.value.hint
 
 
-def test_a_cache_is_flushed_once_the_server_knows_that_it_is_idle(make_server):
-    server = make_server(streams(CUMULATIVE))
-    server.flush_refusals = 3
-    with HttpEngine(server.url) as engine:
-        engine.flush_cache()
-    assert server.flush_refusals == -1
-
-
-def test_a_busy_server_does_not_flush(make_server):
-    server = make_server(streams(CUMULATIVE))
-    server.flush_refusals = 1000
-    started = time.monotonic()
-    with (
-        HttpEngine(server.url, 0.3) as engine,
-        pytest.raises(MeasurementInvalid, match=r"did not flush its cache: .*Flush cache failed"),
-    ):
-        engine.flush_cache()
-    assert 0.3 < time.monotonic() - started < 5
-    assert 0 < 1000 - server.flush_refusals < 20
-
-
 def test_a_server_of_another_kind_is_a_machine_error(make_server):
     server = make_server(lambda exchange: exchange.reply({"detail": "Not Found"}, status=404))
     with pytest.raises(MachineError, match="no /generate"):
