@@ -170,9 +170,11 @@ class ServerProcess:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        shown = (line if len(line) <= _LOG_WIDTH else f"{line[:_LOG_WIDTH]} …" for line in
-                 lines[-_LOG_LINES:])  # fmt: skip
-        return "".join(f"\n  {line}" for line in shown)
+        # SGLang prints all its arguments in one line of 12,000 characters
+        return "".join(
+            f"\n  {line if len(line) <= _LOG_WIDTH else f'{line[:_LOG_WIDTH]}...'}"
+            for line in lines[-_LOG_LINES:]
+        )
 
     @staticmethod
     def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -88,7 +88,7 @@ def test_what_is_asked_for_is_set_up(sglang: Any, state: State, tmp_path: Path) 
     activate.activate(str(path))
     assert state.problems == []
     assert hooks.STATUS.path in registered()
-    assert len(registered()) == 4
+    assert len(registered()) == 5
     report = PluginState.model_validate(state.report())
     assert report.sglang_version == "0.5.23"
     assert report.config_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -195,6 +195,11 @@ def test_the_report_is_added_to_a_reply(state: State) -> None:
     assert found.active == {"w12": {"layers": 3}}
     assert found.problems == ("recorder: no step yet",)
     assert reply.internal_state["other"] == 1
+
+
+def test_a_reply_of_another_form_does_not_stop_a_server(state: State, caplog: Any) -> None:
+    assert activate.add_report(object()) is None
+    assert "cannot report" in caplog.text
 
 
 def test_facts_that_fail_do_not_stop_a_server(state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from specpilot_cli.schema.plugin_config import PluginConfig, W12Plugin
 from specpilot_kernels.build import GpuUnavailable
 from specpilot_kernels.w12 import layout
 from specpilot_kernels.w12.manifest import W12FolderError
+from tests.unit.sglang_plugin.conftest import bits, ordinary
 
 
 def model(**settings: Any) -> Any:
@@ -48,6 +50,7 @@ def test_the_method_is_known_after_activation(plugin: Any) -> None:
     hooked = set(plugin.fake.HookRegistry.hooks)
     loader = "sglang.srt.model_loader."
     assert hooked == {
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
         loader + "loader._get_quantization_config",
         loader + "weight_utils.safetensors_weights_iterator",
         loader + "weight_utils.buffered_multi_thread_safetensors_weights_iterator",
@@ -69,10 +72,11 @@ def test_which_layers_get_it(plugin: Any) -> None:
     assert method(fake.ParallelLMHead, "lm_head") == "W12LinearMethod"
     assert method(fake.LinearBase, "visual.blocks.0.attn.qkv") == "UnquantizedLinearMethod"
     assert method(fake.LinearBase, "visual.blocks.1.attn.qkv") == "UnquantizedLinearMethod"
+    assert method(fake.LinearBase, "model.embed_vision.proj") == "UnquantizedLinearMethod"
     assert method(fake.FusedMoE, "model.layers.0.mlp.experts") == "NoneType"
     assert method(torch.nn.Module, "model.layers.0.attn") == "NoneType"
     kept = plugin.w12_config.FACTS.kept
-    assert set(kept) == {"visual", "model.layers.0.mlp.experts"}
+    assert set(kept) == {"visual", "model.embed_vision", "model.layers.0.mlp.experts"}
 
 
 def test_a_model_without_a_layer_for_it_is_not_active(plugin: Any) -> None:
@@ -111,6 +115,7 @@ def test_a_drafter_is_built_as_without_w12_unless_asked_for(plugin: Any, asked: 
     [
         ({}, None),
         ({"algorithm": "NGRAM"}, None),
+        ({"algorithm": "STANDALONE"}, None),
         ({"algorithm": "DSPARK"}, None),
         ({"algorithm": "DFLASH", "drafter": "dflash2"}, None),
         ({"algorithm": "DFLASH", "drafter": "dflash"}, "the DFLASH drafter multiplies"),
@@ -133,6 +138,15 @@ def test_when_the_head_stays(
     head = plugin.fake.ParallelLMHead(256, 512, config, "lm_head")
     if reason is None:
         assert type(head.quant_method).__name__ == "W12LinearMethod"
+        head.load(ordinary(512, 256))
+        head.finish()
+        # What SGLang's drafters ask of a quantized head.
+        assert (head.weight.dtype, head.weight.numel()) == (torch.uint8, 0)
+        x = ordinary(3, 256, 1)
+        wanted = torch.nn.functional.linear(x, ordinary(512, 256))
+        assert torch.equal(bits(head(x)), bits(wanted))
+        head.quant_method.restore_weights_before_loading(head)
+        assert torch.equal(bits(head.weight.data), bits(ordinary(512, 256)))
     else:
         assert type(head.quant_method) is plugin.fake.UnquantizedEmbeddingMethod
         assert reason in plugin.w12_config.FACTS.kept["lm_head"]
@@ -169,8 +183,12 @@ def test_a_folder_is_not_read_by_loaders_that_would_not_decode_it(plugin: Any) -
     ],
 )
 def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+    make_plugin: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    words: str,
 ) -> None:
+    plugin = make_plugin(cpu=False)
     activated(plugin)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -178,6 +196,59 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(plugin.w12_linear.gemm, "warm", fails)
-    with pytest.raises(plugin.w12_linear.W12Error, match=words):
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
+    with pytest.raises(plugin.w12_product.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
+
+
+def test_a_server_on_the_cpu_asks_no_gpu(
+    make_plugin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = make_plugin()
+    activated(plugin)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", lambda index: pytest.fail("asked"))
+    assert prepare(plugin, plugin.w12_config.W12Config()) is not None
+
+
+def test_muse_glimmers_attention_keeps_its_merged_projection(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = plugin.fake
+
+    class MuseGlimmerAttention(torch.nn.Module):
+        def __init__(
+            self, config: Any, layer_id: int, quant_config: Any = None, prefix: str = ""
+        ) -> None:
+            super().__init__()
+            self.unfused_qkv = quant_config is not None
+            stock = SimpleNamespace(get_quant_method=lambda *_: fake.UnquantizedLinearMethod())
+            self.qkv_proj = fake.LinearBase(256, [128, 64, 64], quant_config or stock, prefix)
+            self.norm = torch.nn.LayerNorm(4)
+
+    module = SimpleNamespace(MuseGlimmerAttention=MuseGlimmerAttention)
+    monkeypatch.setitem(sys.modules, "sglang.srt.models.muse_glimmer", module)
+    activated(plugin)
+    for _ in range(2):  # a drafter's configuration comes after the target's
+        config = prepare(plugin, plugin.w12_config.W12Config())
+    attention = MuseGlimmerAttention(object(), 3, quant_config=config, prefix="layers.3.self_attn")
+    assert attention.unfused_qkv is False
+    method = attention.qkv_proj.quant_method
+    assert (type(method).__name__, method.name) == (
+        "W12LinearMethod", "layers.3.self_attn.qkv_proj"
+    )  # fmt: skip
+    parts = [ordinary(size, 256, size) for size in (128, 64, 64)]
+    attention.qkv_proj.load(*parts)
+    attention.qkv_proj.finish()
+    x = ordinary(3, 256)
+    whole = torch.nn.functional.linear(x, torch.cat(parts))
+    assert torch.equal(bits(attention.qkv_proj(x)), bits(whole))
+    assert attention.qkv_proj.weight is None
+    assert MuseGlimmerAttention(object(), 3, other_configuration()).unfused_qkv is True
+
+
+def other_configuration() -> Any:
+    """A quantization that is not W12."""
+    from tests.unit.sglang_plugin.fake_sglang import UnquantizedLinearMethod
+
+    return SimpleNamespace(get_quant_method=lambda *_: UnquantizedLinearMethod())

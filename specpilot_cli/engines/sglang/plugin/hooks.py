@@ -30,17 +30,23 @@ class Hook:
     target: "module:Name" or "module:Class.method".
     signature: parameters as `signature_of` writes them; None for a class or another name of a
         module, which must only be there.
+    since: the first version in which it is used.
     """
 
     mechanism: Literal["status", "w12", "recorder"]
     target: str
     signature: str | None = None
+    since: tuple[int, ...] = FIRST
 
     @property
     def path(self) -> str:
         """The target as SGLang's `HookRegistry` wants it."""
         return self.target.replace(":", ".")
 
+
+_DFLASH = "sglang.srt.speculative.dflash_worker_v2"
+_DFLASH_MODEL = "sglang.srt.models.dflash"
+_DSPARK = "sglang.srt.speculative.dspark_components"
 
 STATUS: Final = Hook(
     "status", "sglang.srt.managers.scheduler:Scheduler.get_internal_state", "(self, recv_req)"
@@ -96,17 +102,55 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", f"{_WEIGHTS}:safetensors_weights_iterator", f"(hf_weights_files, {_READ})"),
     Hook("w12", f"{_WEIGHTS}:buffered_multi_thread_safetensors_weights_iterator",
          f"(hf_weights_files, max_workers, {_READ})"),
+    Hook("w12", "sglang.srt.model_executor.model_runner:ModelRunner.load_model", "(self)"),
+    Hook("w12", f"{_STOCK}:UnquantizedEmbeddingMethod.embedding", "(self, layer, input_)"),
+    # Built as without a configuration; see `w12_models`.
+    Hook("w12", "sglang.srt.models.muse_glimmer:MuseGlimmerAttention.__init__",
+         "(self, config, layer_id, quant_config=, prefix=)"),
+    Hook("w12", "sglang.srt.utils.common:is_cpu", "()"),
     # Asked whether a drafter needs the head.
     Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_spec", "()"),
+    # The recorder: DFLASH's worker and selector, then DSPARK's.
+    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.init_cuda_graphs", "(self)"),
+    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.forward_batch_generation",
+         "(self, batch, on_publish=, grammar_barrier=, pp_proxy_tensors=)"),
+    Hook("recorder", f"{_DFLASH}:_selector_lattice",
+         "(draft_model, pred_hidden, anchor_token_ids)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:_project_candidate_logits",
+         "(hidden, lm_head, *, num_org, use_quant_head)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:_radix_topk", "(scores, k)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel.compute_candidates", "(self, hidden)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel._transform_unary_logits",
+         "(self, logits)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:CandidateSelector.sample_path",
+         "(self, *, candidate_ids, scores, uniforms, temperatures, greedy_mask)"),
+    Hook("recorder",
+         "sglang.srt.distributed.communication_op:tensor_model_parallel_all_gather",
+         "(input_, dim=)"),
+    Hook("recorder", "sglang.srt.runtime_context:get_parallel", "()"),
+    Hook("recorder", "sglang.srt.runtime_context:get_exec", "()"),
+    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.init_cuda_graphs", "(self)"),
+    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.forward_batch_generation",
+         "(self, batch, on_publish=, grammar_barrier=, *, pp_proxy_tensors=)", since=(0, 5, 22)),
+    Hook("recorder", f"{_DSPARK}.dspark_draft:draft_markov_block",
+         "(*, markov_head, base_logits, anchor_tokens, draft_hidden, step_temperatures, noise, "
+         "tp_sync, logits_out=, greedy_draft=)", since=(0, 5, 22)),
+    Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
+         "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
 )  # fmt: skip
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """(0, 5, 23) of "0.5.23" or "0.5.23.post1"; () if it has no such form."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(map(int, numbers.groups())) if numbers else ()
 
 
 def check_version(version: str) -> str | None:
     """Return what is wrong with this SGLang version, or None."""
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if numbers and FIRST <= tuple(map(int, numbers.groups())) <= LAST:
+    if FIRST <= version_numbers(version) <= LAST:
         return None
     return f"SGLang {version} is not supported: the plugin needs {SUPPORTED}"
 
@@ -114,6 +158,8 @@ def check_version(version: str) -> str | None:
 def check_hooks(hooks: Sequence[Hook], source_of: SourceOf, *, version: str) -> list[str]:
     """Return one sentence for every target that is not as pinned."""
     problems = []
+    numbers = version_numbers(version)
+    hooks = [hook for hook in hooks if not FIRST <= numbers < hook.since]
     modules = {hook.target.partition(":")[0] for hook in hooks}
     trees = {module: _parse(module, source_of) for module in modules}
     for hook in hooks:

@@ -45,7 +45,7 @@ class State:
     def report(self) -> dict[str, Any]:
         """The `PluginState` as plain values; never raises."""
         active: dict[str, Any] = {}
-        problems = list(self.problems)
+        problems: list[str] = []
         for mechanism, facts in self.facts.items():
             try:
                 found = facts()
@@ -61,7 +61,7 @@ class State:
             "sglang_version": self.sglang_version,
             "config_sha256": self.config_sha256,
             "active": active,
-            "problems": problems,
+            "problems": [*self.problems, *problems],
         }
 
 
