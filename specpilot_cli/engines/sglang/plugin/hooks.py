@@ -1,0 +1,196 @@
+"""What the plugin uses of SGLang's insides, pinned by signature, and the check of it.
+
+Every function that is hooked, overridden or relied on is listed with its parameters. They are read
+from the source text, so nothing of SGLang is imported to find out, and a test reads the wheels of
+all supported versions with the same function. One difference refuses the whole configuration.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Literal
+
+FIRST, LAST = (0, 5, 20), (0, 5, 23)
+SUPPORTED: Final = "0.5.20 to 0.5.23"
+
+SourceOf = Callable[[str], str | None]
+"""Path inside the distribution, such as "sglang/srt/server_args.py" -> its text, None if absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One place in SGLang.
+
+    mechanism: what needs it; "status" is needed by all.
+    target: "module:Name" or "module:Class.method".
+    signature: parameters as `signature_of` writes them; None for a class or another name of a
+        module, which must only be there.
+    since: the first version in which it is used.
+    """
+
+    mechanism: Literal["status", "w12", "recorder"]
+    target: str
+    signature: str | None = None
+    since: tuple[int, ...] = FIRST
+
+    @property
+    def path(self) -> str:
+        """The target as SGLang's `HookRegistry` wants it."""
+        return self.target.replace(":", ".")
+
+
+_DFLASH = "sglang.srt.speculative.dflash_worker_v2"
+_DFLASH_MODEL = "sglang.srt.models.dflash"
+_DSPARK = "sglang.srt.speculative.dspark_components"
+
+STATUS: Final = Hook(
+    "status", "sglang.srt.managers.scheduler:Scheduler.get_internal_state", "(self, recv_req)"
+)
+
+HOOKS: Final[tuple[Hook, ...]] = (
+    STATUS,
+    Hook("status", "sglang.srt.plugins.hook_registry:HookRegistry.register",
+         "(cls, target, hook, hook_type=, *, source=)"),
+    Hook("status", "sglang.srt.plugins.hook_registry:HookType"),
+    Hook("status", "sglang.srt.managers.io_struct:GetInternalStateReqOutput"),
+    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.init_cuda_graphs", "(self)"),
+    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.forward_batch_generation",
+         "(self, batch, on_publish=, grammar_barrier=, pp_proxy_tensors=)"),
+    Hook("recorder", f"{_DFLASH}:_selector_lattice",
+         "(draft_model, pred_hidden, anchor_token_ids)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:_project_candidate_logits",
+         "(hidden, lm_head, *, num_org, use_quant_head)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:_radix_topk", "(scores, k)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel.compute_candidates", "(self, hidden)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel._transform_unary_logits",
+         "(self, logits)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:CandidateSelector.sample_path",
+         "(self, *, candidate_ids, scores, uniforms, temperatures, greedy_mask)"),
+    Hook("recorder",
+         "sglang.srt.distributed.communication_op:tensor_model_parallel_all_gather",
+         "(input_, dim=)"),
+    Hook("recorder", "sglang.srt.runtime_context:get_parallel", "()"),
+    Hook("recorder", "sglang.srt.runtime_context:get_exec", "()"),
+    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.init_cuda_graphs", "(self)"),
+    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.forward_batch_generation",
+         "(self, batch, on_publish=, grammar_barrier=, *, pp_proxy_tensors=)", since=(0, 5, 22)),
+    Hook("recorder", f"{_DSPARK}.dspark_draft:draft_markov_block",
+         "(*, markov_head, base_logits, anchor_tokens, draft_hidden, step_temperatures, noise, "
+         "tp_sync, logits_out=, greedy_draft=)", since=(0, 5, 22)),
+    Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
+         "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
+)  # fmt: skip
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """(0, 5, 23) of "0.5.23" or "0.5.23.post1"; () if it has no such form."""
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    return tuple(map(int, numbers.groups())) if numbers else ()
+
+
+def check_version(version: str) -> str | None:
+    """Return what is wrong with this SGLang version, or None."""
+    if FIRST <= version_numbers(version) <= LAST:
+        return None
+    return f"SGLang {version} is not supported: the plugin needs {SUPPORTED}"
+
+
+def check_hooks(hooks: Iterable[Hook], source_of: SourceOf, *, version: str) -> list[str]:
+    """Return one sentence for every target that is not as pinned."""
+    problems = []
+    numbers = version_numbers(version)
+    for hook in hooks:
+        if FIRST <= numbers < hook.since:
+            continue
+        found = _find(hook.target, source_of)
+        if found is None:
+            problems.append(_mismatch(hook, version, "is missing"))
+        elif hook.signature is not None:
+            given = signature_of(found)
+            if given != hook.signature:
+                problems.append(_mismatch(hook, version, f"takes {given}, not {hook.signature}"))
+    return problems
+
+
+def _mismatch(hook: Hook, version: str, what: str) -> str:
+    return (
+        f"`{hook.path}` of SGLang {version} {what}: this version of specpilot does not know it; "
+        f"it supports SGLang {SUPPORTED}"
+    )
+
+
+def installed_source(path: str) -> str | None:
+    """`SourceOf` of the installed SGLang, without importing it."""
+    spec = importlib.util.find_spec("sglang")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        file = Path(folder).parent / path
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+    return None
+
+
+def signature_of(node: ast.AST) -> str:
+    """Return "(self, x, bias=, *, scale, **others)": names, kinds and which have defaults.
+
+    Annotations and the defaults themselves are left out. "not a function" for another node.
+    """
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return "not a function"
+    given = node.args
+    plain = [*given.posonlyargs, *given.args]
+    required = len(plain) - len(given.defaults)
+    words = [arg.arg + "=" * (number >= required) for number, arg in enumerate(plain)]
+    if given.posonlyargs:
+        words.insert(len(given.posonlyargs), "/")
+    if given.vararg or given.kwonlyargs:
+        words.append("*" + (given.vararg.arg if given.vararg else ""))
+    words += [
+        arg.arg + "=" * (default is not None)
+        for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    ]
+    if given.kwarg:
+        words.append("**" + given.kwarg.arg)
+    return f"({', '.join(words)})"
+
+
+def _find(target: str, source_of: SourceOf) -> ast.AST | None:
+    module, _, names = target.partition(":")
+    base = module.replace(".", "/")
+    for path in (f"{base}.py", f"{base}/__init__.py"):
+        text = source_of(path)
+        if text is not None:
+            node: ast.AST | None = _parse(text)
+            for name in names.split("."):
+                node = None if node is None else _member(node, name)
+            return node
+    return None
+
+
+@lru_cache(maxsize=4)  # the table lists the targets of a module one after the other
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _member(node: ast.AST, name: str) -> ast.AST | None:
+    """The last definition or assignment of `name` in the body of a module or class."""
+    found = None
+    for child in getattr(node, "body", ()):
+        if getattr(child, "name", None) == name or name in _assigned(child):
+            found = child
+    return found
+
+
+def _assigned(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return set()
+    return {target.id for target in targets if isinstance(target, ast.Name)}
