@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -23,12 +24,16 @@ from typing import Any
 GATE_ENV = "SPECPILOT_BENCH_GATE"
 STD = 0.02
 _TARGET = "sglang.srt.model_loader.weight_utils.initialize_dummy_weights"
-_HEAVY = ("sglang.srt.managers.scheduler", "sglang.srt.model_loader.loader")
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
+_HEAVY = (_SCHEDULER, "sglang.srt.model_loader.loader", "sglang.srt.models.registry")
 _POLL_S, _GIVE_UP_S = 0.05, 900.0
 
 
 def register() -> None:
     """The entry point of group `sglang.srt.plugins`."""
+    if _DETOKENIZER in sys.modules and _SCHEDULER not in sys.modules:
+        return  # that process holds no model and need not wait
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_TARGET, fill, HookType.REPLACE)

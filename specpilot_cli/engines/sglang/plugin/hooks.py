@@ -53,6 +53,15 @@ STATUS: Final = Hook(
     "status", "sglang.srt.managers.scheduler:Scheduler.get_internal_state", "(self, recv_req)"
 )
 
+_BASE = "sglang.srt.layers.quantization.base_config"
+_STOCK = "sglang.srt.layers.quantization.unquant"
+_WEIGHTS = "sglang.srt.model_loader.weight_utils"
+_CREATE = (
+    "(self, layer, input_size_per_partition, output_partition_sizes, input_size, output_size, "
+    "params_dtype, **extra_weight_attrs)"
+)
+_READ = "disable_mmap=, prefetch=, prefetch_num_threads=, drop_cache_after_load="
+
 HOOKS: Final[tuple[Hook, ...]] = (
     STATUS,
     Hook("status", "sglang.srt.plugins.hook_registry:HookRegistry.register",
@@ -85,6 +94,45 @@ HOOKS: Final[tuple[Hook, ...]] = (
          "tp_sync, logits_out=, greedy_draft=)", since=(0, 5, 22)),
     Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
          "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
+    # Registration of the quantization method.
+    Hook("w12", "sglang.srt.arg_groups.choices:add_quantization_method_choices"),
+    Hook("w12", "sglang.srt.layers.quantization:QUANTIZATION_METHODS"),
+    Hook("w12", "sglang.srt.layers.quantization:BASE_QUANTIZATION_METHODS"),
+    Hook("w12", "sglang.srt.layers.quantization:CPU_QUANTIZATION_METHODS"),
+    # What it derives from, and the stock methods that it calls.
+    Hook("w12", f"{_BASE}:QuantizationConfig.__init__", "(self)"),
+    Hook("w12", f"{_BASE}:QuantizationConfig.get_config_filenames", "()"),
+    Hook("w12", f"{_BASE}:QuantizationConfig.from_config", "(cls, config)"),
+    Hook("w12", f"{_BASE}:QuantizationConfig.get_quant_method", "(self, layer, prefix)"),
+    Hook("w12", f"{_BASE}:QuantizeMethodBase.process_weights_after_loading", "(self, layer)"),
+    Hook("w12", f"{_BASE}:LinearMethodBase.create_weights", _CREATE),
+    Hook("w12", f"{_BASE}:LinearMethodBase.apply", "(self, layer, x, bias=)"),
+    *(
+        Hook("w12", f"{_STOCK}:{method}.{name}", signature)
+        for method in ("UnquantizedEmbeddingMethod", "UnquantizedLinearMethod")
+        for name, signature in (
+            ("create_weights", _CREATE),
+            ("apply", "(self, layer, x, bias=)"),
+        )
+    ),
+    Hook("w12", f"{_STOCK}:UnquantizedLinearMethod.process_weights_after_loading",
+         "(self, layer)"),
+    # How layers ask for a method, and how the head's is called.
+    Hook("w12", "sglang.srt.layers.linear:LinearBase.__init__",
+         "(self, input_size, output_size, skip_bias_add=, params_dtype=, quant_config=, prefix=)"),
+    Hook("w12", "sglang.srt.layers.vocab_parallel_embedding:ParallelLMHead"),
+    Hook("w12", "sglang.srt.layers.logits_processor:should_apply_lm_head_quant_method",
+         "(lm_head, quant_method)"),
+    # Hooked: what is called before a model is built, and what reads its files.
+    Hook("w12", "sglang.srt.model_loader.loader:_get_quantization_config",
+         "(model_config, load_config)"),
+    Hook("w12", f"{_WEIGHTS}:safetensors_weights_iterator", f"(hf_weights_files, {_READ})"),
+    Hook("w12", f"{_WEIGHTS}:buffered_multi_thread_safetensors_weights_iterator",
+         f"(hf_weights_files, max_workers, {_READ})"),
+    # Asked whether a drafter needs the head.
+    Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
+    Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),
+    Hook("w12", "sglang.srt.runtime_context:get_spec", "()"),
 )  # fmt: skip
 
 

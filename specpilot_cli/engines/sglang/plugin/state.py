@@ -18,8 +18,8 @@ _log = logging.getLogger(__name__)
 
 _MOST_PROBLEMS = 20
 
-Facts = Callable[[], dict[str, Any] | None]
-"""Called at every `/server_info`: the facts of a mechanism, or None while it is not at work."""
+Facts = Callable[[], dict[str, Any] | str]
+"""Called at every `/server_info`: the facts of a mechanism, or why it is not active."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,9 @@ class State:
             except Exception as error:  # noqa: BLE001 - a broken mechanism must not stop a server
                 problems.append(f"{mechanism}: its facts failed: {error!r}")
                 continue
-            if found is not None:
+            if isinstance(found, str):
+                problems.append(f"{mechanism}: {found}")
+            else:
                 active[mechanism] = found
         return {
             "plugin_version": __version__,

@@ -1,0 +1,46 @@
+"""Whether the output head may be W12: drafters and other precisions may need its BF16 matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
+from transformers import PretrainedConfig
+
+NOT_ASKED = "the configuration says lm_head: false"
+FP32 = "its logits are asked for in float32"
+
+_WITHOUT_DRAFT_HEAD = {"", "NONE", "NGRAM"}
+_THROUGH_METHOD = {"DSPARK"}
+"""Algorithms whose drafters use the target's head through its quantization method."""
+
+
+def reason_to_keep(model_config: Any, *, asked: bool) -> str | None:
+    """Return why the head stays BF16, or None."""
+    if not asked:
+        return NOT_ASKED
+    config = model_config.hf_config
+    text = getattr(model_config, "hf_text_config", config)
+    wanted = ("enable_lm_head_fp32", "enable_lm_head_output_fp32")
+    if get_exec().features.enable_fp32_lm_head or any(
+        getattr(part, name, False) for part in (config, text) for name in wanted
+    ):
+        return FP32
+    spec = get_spec()
+    algorithm = (spec.speculative_algorithm or "").upper()
+    if algorithm in _WITHOUT_DRAFT_HEAD | _THROUGH_METHOD:
+        return None
+    if algorithm == "DFLASH" and _has_selector(spec.speculative_draft_model_path):
+        return None
+    return f"the {algorithm} drafter multiplies with its BF16 matrix"
+
+
+def tp_size() -> int:
+    """Ranks that share each layer."""
+    return int(get_parallel().tp_size)
+
+
+def _has_selector(drafter: str) -> bool:
+    """Whether a DFLASH drafter is a DFlash2 one, which ranks through the head's method."""
+    config, _ = PretrainedConfig.get_config_dict(drafter)
+    return bool((config.get("dflash_config") or {}).get("selector_rank"))
