@@ -109,7 +109,8 @@ def run_phases(bench: Bench, todo: list[Phase]) -> None:
         except Exception as error:  # noqa: BLE001 - the other phases go on
             bench.book.fail(phase.name, error)
         bench.fleet.stop(names)
-        wait_memory_free(idle + 1500)
+        waiting = len(bench.fleet.running)
+        wait_memory_free(idle + 1000 + 700 * waiting)
 
 
 def load(bench: Bench, phase: Phase, following: Phase | None) -> Servers:

@@ -34,7 +34,7 @@ _LOG_FACTS = re.compile(
     r"(Load weight (?:begin|end)\..*|Mamba Cache is allocated\..*|KV Cache is allocated\..*"
     r"|Memory pool end\..*|Capture .* end\..*|max_total_num_tokens=.*)"
 )
-_POOLS_DONE = "max_total_num_tokens="
+_POOLS_DONE = "Memory pool end."
 _PARK_S, _STOP_S, _POLL_S = 120.0, 0.5, 0.1
 _PORTS_EACH = 1100
 """SGLang takes another port at random from the thousand above its own."""
@@ -240,7 +240,7 @@ def gpu_state() -> dict[str, str]:
     return dict(zip(keys, (word.strip() for word in done.stdout.split(",")), strict=False))
 
 
-def wait_memory_free(most_mib: float, *, timeout_s: float = 15.0) -> None:
+def wait_memory_free(most_mib: float, *, timeout_s: float = 10.0) -> None:
     """Wait until at most `most_mib` of the GPU's memory is in use, or the time is over."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
