@@ -88,24 +88,44 @@ def muse_30b(layers: int = 52) -> Config:
 def gemma_12b(layers: int = 48) -> Config:
     """Gemma-4-12B, text part: five layers with a window, then one full with wider heads.
 
-    Its head is tied to the embedding table.
+    Written as SGLang holds it, full attention first and the windows' sizes as `swa_...`, since it
+    reads the published form only below a vision tower. The head is tied to the embedding table.
     """
     return {
-        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text",
-        "hidden_size": 3840, "intermediate_size": 15360, "num_hidden_layers": layers,
-        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256,
-        "global_head_dim": 512, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
-        "hidden_activation": "gelu_pytorch_tanh", "vocab_size": 262144,
-        "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 1024,
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "v_head_dim": 512,
+        "swa_num_key_value_heads": 8,
+        "swa_head_dim": 256,
+        "swa_v_head_dim": 256,
+        "per_layer_config": None,
+        "attention_k_eq_v": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "vocab_size": 262144,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 1024,
         "layer_types": [SLIDING if (i + 1) % 6 else FULL for i in range(layers)],
-        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "enable_moe_block": False,
-        "final_logit_softcapping": 30.0, "tie_word_embeddings": True, "bos_token_id": 2,
-        "eos_token_id": 1, "pad_token_id": 0, "dtype": "bfloat16",
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "dtype": "bfloat16",
         "rope_parameters": {
             SLIDING: {"rope_type": "default", "rope_theta": 1e4},
             FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
         },
-    }  # fmt: skip
+    }
 
 
 def llama_8b(layers: int = 32) -> Config:
@@ -158,12 +178,12 @@ def projections(config: Config) -> dict[str, tuple[int, int]]:
     heads, kv, width = text["num_attention_heads"], text["num_key_value_heads"], text["head_dim"]
     query, qkv = heads * width, (heads + 2 * kv) * width
     if text["model_type"] == "gemma4_text":
-        full, kv_full = text["global_head_dim"], text["num_global_key_value_heads"]
+        narrow, kv_narrow = text["swa_head_dim"], text["swa_num_key_value_heads"]
         return found | {
-            "window_qkv": (qkv, hidden),
-            "window_o": (hidden, query),
-            "full_qk": ((heads + kv_full) * full, hidden),  # keys serve as values
-            "full_o": (hidden, heads * full),
+            "window_qkv": ((heads + 2 * kv_narrow) * narrow, hidden),
+            "window_o": (hidden, heads * narrow),
+            "full_qk": ((heads + kv) * width, hidden),  # keys are values; SGLang loads them twice
+            "full_o": (hidden, query),
         }
     gated = text.get("attn_output_gate", False)  # Qwen fuses the gate into the query projection
     found |= {"attn_qkv": (qkv + gated * query, hidden), "attn_o": (hidden, query)}
