@@ -56,6 +56,17 @@ def run_folder(out: Path | None, name: str, reporter: Reporter) -> Iterator[Path
         raise
 
 
+def serving_folder(out: Path | None, name: str) -> Path:
+    """A new folder for a server that stays: its logs and its plugin's configuration, no result.
+
+    Raises `InputError` for an `out` that is in use.
+    """
+    folder = (out or default_folder(name)).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"`{folder}` is in use", where="--out", hint="name a new folder")
+    return folder
+
+
 def default_folder(name: str) -> Path:
     """Where a run that starts now goes without `--out`."""
     return _PARENT / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"

@@ -165,9 +165,7 @@ def _from_server(
     live = {
         "mode": got.recording.metadata.mode,
         "algorithm": got.algorithm,
-        "dropped": [
-            {"request_id": loss.request_id, "reason": loss.reason} for loss in got.dropped
-        ],
+        "dropped": [{"request_id": loss.request_id, "reason": loss.reason} for loss in got.dropped],
         "stock_outside_ratio": got.stock_outside_ratio,
         "server_steps": got.steps,
         "server_steps_dropped": got.dropped_steps,

@@ -27,12 +27,17 @@ _STOCK_AGREEMENT = 0.99
 _LATTICE = ("candidate_ids", "unary", "unary_logsumexp", "stock_choice")
 
 
-class Incomplete(Exception):  # noqa: N818 - an outcome of one request, not an error of the run
+class Incomplete(Exception):
     """Why one request has no complete recording."""
 
 
 def join_request(
-    rows: RequestRows | None, *, prompt_len: int, output_ids: Sequence[int], mode: Mode, empty: Arrays
+    rows: RequestRows | None,
+    *,
+    prompt_len: int,
+    output_ids: Sequence[int],
+    mode: Mode,
+    empty: Arrays,
 ) -> Arrays:
     """Tensors of one request's steps in the lattice file's terms, `step_position` among them.
 
@@ -91,11 +96,10 @@ def _check_steps(
         missing = np.setdiff1d(np.arange(end), position)
     else:
         reached = np.concatenate([[0], position + raw["commit_len"]])
-        broken = position != reached[:-1]
-        if np.any(broken):
-            missing = reached[:-1][broken]
-        else:
-            missing = reached[-1:][reached[-1:] < end]
+        # Each step must stand where the one before it came to; the last may pass the end.
+        missing = np.append(
+            reached[:-1][reached[:-1] != position], reached[-1:][reached[-1:] < end]
+        )
     if missing.size:
         raise Incomplete(f"the step at output position {int(missing[0])} is missing")
 

@@ -87,12 +87,12 @@ def record_live(
     with HttpEngine(url, timeout_s) as client:
         recorder = LiveRecorder(client, name=f"the server at {client.base_url}")
         reporter.note("hashing the models")
-        hashes = {
-            "target_sha256": model_sha256(recorder.info, "model_path", target, option="--target"),
-            "drafter_sha256": model_sha256(
+        hashes = (
+            model_sha256(recorder.info, "model_path", target, option="--target"),
+            model_sha256(
                 recorder.info, "speculative_draft_model_path", drafter, option="--drafter"
             ),
-        }
+        )
         answers = asyncio.run(_answer(url, prompts, concurrency, timeout_s, reporter))
         wanted = {answer.rid for answer in answers if answer.generation is not None}
         for _ in recorder.wait():
@@ -171,7 +171,7 @@ def _assemble(
     recorder: LiveRecorder,
     joined: Sequence[tuple[Prompt, Generation, Arrays]],
     dropped: list[Dropped],
-    hashes: dict[str, str],
+    hashes: tuple[str, str],
     end: Sequence[RecorderFacts],
 ) -> LiveRecording:
     index = recorder.index
@@ -187,7 +187,8 @@ def _assemble(
             requests=[
                 LatticeRequest(request_id=p.request_id, benchmark=p.benchmark) for p, _, _ in joined
             ],
-            **hashes,
+            target_sha256=hashes[0],
+            drafter_sha256=hashes[1],
         ),
         prompt_ids=_ids([generation.prompt_ids for _, generation, _ in joined]),
         prompt_offsets=_offsets([len(generation.prompt_ids) for _, generation, _ in joined]),
@@ -211,7 +212,7 @@ def _assemble(
 
 
 def _gain(start: Sequence[RecorderFacts], end: Sequence[RecorderFacts], key: str) -> float:
-    return sum(getattr(b, key) - getattr(a, key) for a, b in zip(start, end, strict=True))
+    return float(sum(getattr(b, key) - getattr(a, key) for a, b in zip(start, end, strict=True)))
 
 
 def _ids(parts: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:

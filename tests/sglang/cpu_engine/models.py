@@ -28,6 +28,9 @@ TARGET_LAYER_IDS = (0, 1, 2)
 MASK_ID, EOS_ID = 1, 0
 LIVELY = range(40, 64)
 SUCCESSORS = 2
+UNENCODABLE = "model.layers.0.mlp.down_proj"
+"""Has more weights of rare exponents than W12 sets apart, so it stays BF16."""
+
 _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 4, 2, 64, 512
 _DRAFT_LAYERS = 2
 
@@ -60,7 +63,8 @@ def build_tiny_pair(folder: Path, *, tokenizer: Path, seed: int = 3) -> TinyPair
     target["model.embed_tokens.weight"] = embedding
     target["model.norm.weight"] = np.ones(HIDDEN)
     target["lm_head.weight"] = head
-    _with_rare_exponents(rng, target["model.layers.0.mlp.down_proj.weight"])
+    _with_rare_exponents(rng, target["model.layers.1.mlp.gate_proj.weight"], 6)
+    _with_rare_exponents(rng, target[f"{UNENCODABLE}.weight"], 96)
     _write(pair.target, _target_config(), target)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, pair.target / name)
@@ -116,11 +120,11 @@ def _selector(
     }
 
 
-def _with_rare_exponents(rng: np.random.Generator, weight: Array) -> None:
-    """Put zeros, subnormals and huge values into `weight`: a codec has to escape these."""
+def _with_rare_exponents(rng: np.random.Generator, weight: Array, count: int) -> None:
+    """Put zeros, subnormals and huge values into `weight`: a codec has to set these apart."""
     flat = weight.reshape(-1)
-    places = rng.choice(flat.size, 96, replace=False)
-    flat[places] = np.tile([0.0, -0.0, 1e-39, 3e-12, -2e-7, 4.0], 16)
+    places = rng.choice(flat.size, count, replace=False)
+    flat[places] = np.resize([0.0, -0.0, 1e-39, 3e-12, -2e-7, 4.0], count)
 
 
 def _target_config() -> dict[str, Any]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
@@ -68,32 +67,6 @@ HOOKS: Final[tuple[Hook, ...]] = (
          "(cls, target, hook, hook_type=, *, source=)"),
     Hook("status", "sglang.srt.plugins.hook_registry:HookType"),
     Hook("status", "sglang.srt.managers.io_struct:GetInternalStateReqOutput"),
-    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.init_cuda_graphs", "(self)"),
-    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.forward_batch_generation",
-         "(self, batch, on_publish=, grammar_barrier=, pp_proxy_tensors=)"),
-    Hook("recorder", f"{_DFLASH}:_selector_lattice",
-         "(draft_model, pred_hidden, anchor_token_ids)"),
-    Hook("recorder", f"{_DFLASH_MODEL}:_project_candidate_logits",
-         "(hidden, lm_head, *, num_org, use_quant_head)"),
-    Hook("recorder", f"{_DFLASH_MODEL}:_radix_topk", "(scores, k)"),
-    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel.compute_candidates", "(self, hidden)"),
-    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel._transform_unary_logits",
-         "(self, logits)"),
-    Hook("recorder", f"{_DFLASH_MODEL}:CandidateSelector.sample_path",
-         "(self, *, candidate_ids, scores, uniforms, temperatures, greedy_mask)"),
-    Hook("recorder",
-         "sglang.srt.distributed.communication_op:tensor_model_parallel_all_gather",
-         "(input_, dim=)"),
-    Hook("recorder", "sglang.srt.runtime_context:get_parallel", "()"),
-    Hook("recorder", "sglang.srt.runtime_context:get_exec", "()"),
-    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.init_cuda_graphs", "(self)"),
-    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.forward_batch_generation",
-         "(self, batch, on_publish=, grammar_barrier=, *, pp_proxy_tensors=)", since=(0, 5, 22)),
-    Hook("recorder", f"{_DSPARK}.dspark_draft:draft_markov_block",
-         "(*, markov_head, base_logits, anchor_tokens, draft_hidden, step_temperatures, noise, "
-         "tp_sync, logits_out=, greedy_draft=)", since=(0, 5, 22)),
-    Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
-         "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
     # Registration of the quantization method.
     Hook("w12", "sglang.srt.arg_groups.choices:add_quantization_method_choices"),
     Hook("w12", "sglang.srt.layers.quantization:QUANTIZATION_METHODS"),
@@ -129,10 +102,40 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", f"{_WEIGHTS}:safetensors_weights_iterator", f"(hf_weights_files, {_READ})"),
     Hook("w12", f"{_WEIGHTS}:buffered_multi_thread_safetensors_weights_iterator",
          f"(hf_weights_files, max_workers, {_READ})"),
+    # Built as without a configuration; see `w12_models`.
+    Hook("w12", "sglang.srt.models.muse_glimmer:MuseGlimmerAttention.__init__",
+         "(self, config, layer_id, quant_config=, prefix=)"),
     # Asked whether a drafter needs the head.
     Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_spec", "()"),
+    # The recorder: DFLASH's worker and selector, then DSPARK's.
+    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.init_cuda_graphs", "(self)"),
+    Hook("recorder", f"{_DFLASH}:DFlashWorkerV2.forward_batch_generation",
+         "(self, batch, on_publish=, grammar_barrier=, pp_proxy_tensors=)"),
+    Hook("recorder", f"{_DFLASH}:_selector_lattice",
+         "(draft_model, pred_hidden, anchor_token_ids)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:_project_candidate_logits",
+         "(hidden, lm_head, *, num_org, use_quant_head)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:_radix_topk", "(scores, k)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel.compute_candidates", "(self, hidden)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:DFlash2DraftModel._transform_unary_logits",
+         "(self, logits)"),
+    Hook("recorder", f"{_DFLASH_MODEL}:CandidateSelector.sample_path",
+         "(self, *, candidate_ids, scores, uniforms, temperatures, greedy_mask)"),
+    Hook("recorder",
+         "sglang.srt.distributed.communication_op:tensor_model_parallel_all_gather",
+         "(input_, dim=)"),
+    Hook("recorder", "sglang.srt.runtime_context:get_parallel", "()"),
+    Hook("recorder", "sglang.srt.runtime_context:get_exec", "()"),
+    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.init_cuda_graphs", "(self)"),
+    Hook("recorder", f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.forward_batch_generation",
+         "(self, batch, on_publish=, grammar_barrier=, *, pp_proxy_tensors=)", since=(0, 5, 22)),
+    Hook("recorder", f"{_DSPARK}.dspark_draft:draft_markov_block",
+         "(*, markov_head, base_logits, anchor_tokens, draft_hidden, step_temperatures, noise, "
+         "tp_sync, logits_out=, greedy_draft=)", since=(0, 5, 22)),
+    Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
+         "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
 )  # fmt: skip
 
 
@@ -149,14 +152,18 @@ def check_version(version: str) -> str | None:
     return f"SGLang {version} is not supported: the plugin needs {SUPPORTED}"
 
 
-def check_hooks(hooks: Iterable[Hook], source_of: SourceOf, *, version: str) -> list[str]:
+def check_hooks(hooks: Sequence[Hook], source_of: SourceOf, *, version: str) -> list[str]:
     """Return one sentence for every target that is not as pinned."""
     problems = []
     numbers = version_numbers(version)
+    hooks = [hook for hook in hooks if not FIRST <= numbers < hook.since]
+    modules = {hook.target.partition(":")[0] for hook in hooks}
+    trees = {module: _parse(module, source_of) for module in modules}
     for hook in hooks:
-        if FIRST <= numbers < hook.since:
-            continue
-        found = _find(hook.target, source_of)
+        module, _, names = hook.target.partition(":")
+        found: ast.AST | None = trees[module]
+        for name in names.split("."):
+            found = found and _member(found, name)
         if found is None:
             problems.append(_mismatch(hook, version, "is missing"))
         elif hook.signature is not None:
@@ -207,22 +214,13 @@ def signature_of(node: ast.AST) -> str:
     return f"({', '.join(words)})"
 
 
-def _find(target: str, source_of: SourceOf) -> ast.AST | None:
-    module, _, names = target.partition(":")
+def _parse(module: str, source_of: SourceOf) -> ast.Module | None:
     base = module.replace(".", "/")
     for path in (f"{base}.py", f"{base}/__init__.py"):
         text = source_of(path)
         if text is not None:
-            node: ast.AST | None = _parse(text)
-            for name in names.split("."):
-                node = None if node is None else _member(node, name)
-            return node
+            return ast.parse(text)
     return None
-
-
-@lru_cache(maxsize=4)  # the table lists the targets of a module one after the other
-def _parse(text: str) -> ast.Module:
-    return ast.parse(text)
 
 
 def _member(node: ast.AST, name: str) -> ast.AST | None:

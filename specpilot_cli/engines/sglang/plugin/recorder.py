@@ -18,9 +18,7 @@ def activate(config: PluginConfig, state: State) -> None:
 
     if config.recorder is None:
         return
-    recorder = Recorder(
-        config.recorder, engine=f"sglang {state.sglang_version}", report=state.problem
-    )
+    recorder = Recorder(config.recorder, engine=f"sglang {state.sglang_version}")
     recent = version_numbers(state.sglang_version or "") >= SINCE
     dspark = DsparkHooks(recorder).table() if recent else unsupported(recorder)
     for target, kind, function in [*DflashHooks(recorder).table(), *dspark]:

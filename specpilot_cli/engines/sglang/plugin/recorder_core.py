@@ -9,10 +9,11 @@ the stream that the server uses anyway, so nothing waits for the device.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,8 @@ from specpilot_cli.engines.sglang.plugin.recorder_ring import HostRing
 from specpilot_cli.engines.sglang.plugin.recorder_writer import ShardWriter
 from specpilot_cli.schema.plugin_config import RecorderPlugin
 from specpilot_cli.schema.raw_lattice import RecorderIndex
+
+_log = logging.getLogger(__name__)
 
 ACC_LEN_ENV = "SGLANG_SIMULATE_ACC_LEN"
 TOKEN_MODE_ENV = "SGLANG_SIMULATE_ACC_TOKEN_MODE"
@@ -45,8 +48,8 @@ class Shape:
 class Recorder:
     """Records steps of one draft worker.
 
-    Every method may be called at any time and never raises: a failure stops the recording, and
-    `report` gets the reason, once.
+    A failure stops the recording, never the server: what the hooks call raises nothing of its own,
+    and the first reason stays in the facts.
     """
 
     def __init__(
@@ -54,16 +57,13 @@ class Recorder:
         config: RecorderPlugin,
         *,
         engine: str,
-        report: Callable[[str], None],
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._config = config
         self._engine = engine
-        self._report = report
         self._environ = environ
         self._session = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._stopped = False
-        self._full = False
+        self._problem: str | None = None
         self._layout: RowLayout | None = None
         self._shape: Shape | None = None
         self._ints: torch.Tensor | None = None
@@ -123,7 +123,7 @@ class Recorder:
     def begin(self, prefix_lens: torch.Tensor) -> bool:
         """Before a decode step; prefix_lens int [bs]. False if this step is not recorded."""
         start_s = time.perf_counter()
-        if self._stopped or self._writer is None or not self._wanted():
+        if self._problem is not None or self._writer is None or not self._wanted():
             return False
         rows = self.rows(prefix_lens.shape[0])
         if rows is None or self._layout is None:
@@ -157,24 +157,26 @@ class Recorder:
 
     def fail(self, reason: str) -> None:
         """Stop recording for good."""
-        if not self._stopped:
-            self._stopped = True
-            self._report(f"recorder: {reason}")
+        if self._problem is None:
+            self._problem = reason
+            _log.error("specpilot: recording has stopped: %s", reason)
 
     def close(self) -> None:
         """Write what is left; at the end of the process."""
         if self._writer is not None:
             self._writer.close()
 
-    def facts(self) -> dict[str, Any] | None:
-        """For `/server_info`; None while nothing is recorded."""
+    def facts(self) -> dict[str, Any] | str:
+        """For `/server_info`; if nothing is recorded, a sentence why."""
         writer, shape = self._writer, self._shape
         if writer is not None and writer.problem is not None:
             self.fail(writer.problem)
         if self._layout is None:
             self.fail("nothing to record: the server runs neither DFLASH nor DSPARK")
-        if self._stopped or writer is None or shape is None or self._ring is None:
-            return None
+        if self._problem is not None:
+            return self._problem
+        if writer is None or shape is None:
+            return "another rank of this server writes the recording"
         return {
             "mode": self._config.mode,
             "algorithm": shape.algorithm,
@@ -191,7 +193,7 @@ class Recorder:
             "seconds": self.hook_s,
             "step_seconds": self.step_s,
             "writer_seconds": writer.busy_s,
-            "full": self._full,
+            "full": self.steps >= self._config.max_steps,
         }
 
     def _wanted(self) -> bool:
@@ -199,10 +201,7 @@ class Recorder:
         if writer is not None and not writer.alive:
             self.fail(writer.problem or "the writer's thread has ended")
             return False
-        if self.steps >= self._config.max_steps:
-            self._full = True
-            return False
-        return True
+        return self.steps < self._config.max_steps
 
     def _check_mode(self, algorithm: str) -> None:
         simulated = self._environ.get(ACC_LEN_ENV, "-1")

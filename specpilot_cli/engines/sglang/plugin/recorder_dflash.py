@@ -66,7 +66,9 @@ class DflashHooks:
         except Exception as error:  # noqa: BLE001 - the server must start whatever happens here
             self._recorder.fail(f"the recorder does not fit this server: {error!r}")
 
-    def step(self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+    def step(
+        self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kw: Any
+    ) -> Any:
         """AROUND forward_batch_generation."""
         return record_step(self._recorder, original, worker, batch, *args, **kw)
 

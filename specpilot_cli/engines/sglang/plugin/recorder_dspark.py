@@ -76,7 +76,9 @@ class DsparkHooks:
         self._recorder.open(shape, device_of(worker), writes=writes_here())
         self._open = True
 
-    def step(self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+    def step(
+        self, original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kw: Any
+    ) -> Any:
         """AROUND forward_batch_generation."""
         return record_step(self._recorder, original, worker, batch, *args, **kw)
 

@@ -44,7 +44,9 @@ class PinnedSlot:
 class HostRing:
     """A fixed number of slots; taken by the scheduler's thread, given back by the writer's."""
 
-    def __init__(self, rows: int, words: int, *, on_gpu: bool, ring_bytes: int = RING_BYTES) -> None:
+    def __init__(
+        self, rows: int, words: int, *, on_gpu: bool, ring_bytes: int = RING_BYTES
+    ) -> None:
         count = min(MAX_SLOTS, max(MIN_SLOTS, ring_bytes // (4 * rows * words)))
         self.slots = count
         self.free: queue.SimpleQueue[PinnedSlot] = queue.SimpleQueue()

@@ -42,10 +42,10 @@ def largest_batch(worker: Any) -> int:
 
 def device_of(worker: Any) -> torch.device:
     """Where the worker's tensors are; SGLang names a GPU without its number."""
-    device = torch.device(worker.device)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    name = str(worker.device)
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    )
 
 
 def writes_here() -> bool:

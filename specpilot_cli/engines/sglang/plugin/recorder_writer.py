@@ -6,7 +6,6 @@ ring, and the first failure is kept as a problem that ends the recording.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -30,6 +29,8 @@ from specpilot_cli.schema.raw_lattice import (
 SHARD_BYTES = 32 << 20
 # A finished request must not wait long for its last rows: the client is waiting for them.
 IDLE_FLUSH_S = 0.2
+# And not either where other clients keep the server busy.
+OLDEST_ROW_S = 2.0
 
 
 class Slot(Protocol):
@@ -52,13 +53,17 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, layout: RowLayout, index: RecorderIndex, *, shard_bytes: int = SHARD_BYTES
+        self,
+        folder: Path,
+        layout: RowLayout,
+        index: RecorderIndex,
+        *,
+        shard_bytes: int = SHARD_BYTES,
     ) -> None:
         self.folder = folder
         self.problem: str | None = None
         self.bytes_written = 0
         self.busy_s = 0.0
-        self.steps = 0
         self._layout = layout
         self._index = index
         self._filled: queue.SimpleQueue[tuple[Slot, Sequence[str]] | None] = queue.SimpleQueue()
@@ -66,6 +71,7 @@ class ShardWriter:
         self._rows = np.empty((room, layout.words), dtype=np.int32)
         self._request = np.empty(room, dtype=np.int32)
         self._used = 0
+        self._first_row_s = 0.0
         self._requests: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="specpilot-recorder", daemon=True)
 
@@ -123,11 +129,14 @@ class ShardWriter:
             self._append(slot.rows(len(requests)), requests)
         finally:
             slot.release()
-        self.steps += 1
+        if self._used and time.monotonic() - self._first_row_s > OLDEST_ROW_S:
+            self._flush()
         return True
 
     def _append(self, rows: npt.NDArray[np.int32], requests: Sequence[str]) -> None:
         start = 0
+        if self._used == 0:
+            self._first_row_s = time.monotonic()
         while start < len(rows):
             count = min(len(rows) - start, len(self._rows) - self._used)
             place = slice(self._used, self._used + count)
@@ -145,9 +154,7 @@ class ShardWriter:
         if self._used == 0:
             return
         number = self._index.shards
-        info = ShardInfo(
-            session=self._index.session, shard=number, requests=list(self._requests)
-        )
+        info = ShardInfo(session=self._index.session, shard=number, requests=list(self._requests))
         tensors = {
             "request": self._request[: self._used],
             **self._layout.unpack(self._rows[: self._used]),
@@ -196,7 +203,7 @@ def _replace(path: Path, parts: Sequence[bytes | memoryview]) -> int:
         with temporary.open("wb") as stream:
             for part in parts:
                 size += stream.write(part)
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise

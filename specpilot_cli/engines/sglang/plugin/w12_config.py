@@ -20,7 +20,12 @@ from sglang.srt.layers.quantization.unquant import (
 )
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 
-from specpilot_cli.engines.sglang.plugin import w12_checkpoint, w12_head, w12_linear
+from specpilot_cli.engines.sglang.plugin import (
+    w12_checkpoint,
+    w12_head,
+    w12_linear,
+    w12_models,
+)
 from specpilot_cli.engines.sglang.plugin.state import State
 from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
 from specpilot_cli.schema.plugin_config import QUANTIZATION, PluginConfig, W12Plugin
@@ -95,6 +100,10 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
             FACTS.keep(name, "experts have no W12 kernel")
         return None
 
+    def adopt(self, layer: Any, prefix: str) -> None:
+        """Give W12 to a linear layer that was built without a configuration."""
+        self._method(self.prefix + prefix, UnquantizedLinearMethod).adopt(layer)
+
     def _method(self, name: str, stock: Callable[[], Any]) -> Any:
         return w12_linear.W12LinearMethod(name, stock, FACTS, verify=_settings.verify)
 
@@ -147,6 +156,7 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
         _check_load_format(load_config)
     if torch.cuda.is_available():
         w12_linear.warm(torch.cuda.current_device())
+    w12_models.adapt(W12Config)
     found.prefix = "drafter." if drafter else ""
     found.head_reason = w12_head.reason_to_keep(model_config, asked=_settings.lm_head)
     if not drafter:

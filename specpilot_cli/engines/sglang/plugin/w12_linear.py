@@ -68,9 +68,14 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def create_weights(self, layer: Layer, *sizes: Any, **attributes: Any) -> None:
         """A stock BF16 weight: loaders see nothing else."""
-        self.name = self._facts.claim(self.name)
         self._stock.create_weights(layer, *sizes, **attributes)
+        self.adopt(layer)
+
+    def adopt(self, layer: Layer) -> None:
+        """Take charge of a layer whose stock weight is there, not loaded yet."""
+        self.name = self._facts.claim(self.name)
         self._own = layer.weight
+        layer.quant_method = self
 
     def process_weights_after_loading(self, layer: Layer) -> None:
         """Encode the loaded weight and drop it, or make the layer a stock one.
@@ -126,9 +131,10 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
             return f"its weights are {str(weight.dtype).removeprefix('torch.')}"
         if weight.dim() != 2:
             return f"its weight has {weight.dim()} dimensions"
-        if layout.encoded_nbytes(*weight.shape, 0) >= weight.numel() * weight.element_size():
+        rows, cols = weight.shape
+        if layout.encoded_nbytes(rows, cols, 0) >= weight.numel() * weight.element_size():
             return NOT_SMALLER
-        if weight.is_cuda:
+        if on_gpu(weight):
             name = torch.cuda.get_device_name(weight.device)
             if plans.plan_for(name, *weight.shape).kernel_rows == 0:
                 return CUBLAS
@@ -136,7 +142,7 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def _encode(self, layer: Layer, bits: torch.Tensor) -> None:
         start = time.perf_counter()
-        if bits.is_cuda:
+        if on_gpu(bits):
             # SGLang lets go of a BF16 weight after this method returned. Given back to the driver
             # before the next records are allocated, it is memory for the KV pool; records put in
             # its place would hold on to the quarter that they leave over.
@@ -169,7 +175,7 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
     def _attach(self, layer: Layer, encoded: W12Weight) -> Form:
         """Put what `apply` needs on the layer, as plain attributes: no loader must find them."""
         layer.w12_rows, layer.w12_cols = encoded.shape
-        if encoded.device.type == "cuda":
+        if on_gpu(encoded.records):
             layer.w12_tensors, layer.w12_decoded = ops.tensors_of(encoded), None
             return KERNEL
         layer.w12_tensors, layer.w12_decoded = None, encoded.to_bf16()
@@ -181,8 +187,13 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         return ops.weight_of(layer.w12_tensors, layer.w12_rows, layer.w12_cols).to_bf16()
 
 
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether the kernels are for it; elsewhere the decoded weight is multiplied, and said so."""
+    return bool(tensor.is_cuda)
+
+
 def _matches(bits: torch.Tensor, encoded: W12Weight) -> bool:
     """Whether the encoded weight is `bits`, bit for bit."""
-    if bits.is_cuda:
+    if on_gpu(bits):
         return not int(device.compare(bits.contiguous(), encoded.encoded).item())
     return torch.equal(bits.view(torch.int16), encoded.to_bf16().view(torch.int16))

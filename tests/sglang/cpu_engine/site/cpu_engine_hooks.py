@@ -6,10 +6,14 @@ pass and the acceptance are SGLang's own.
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
 
 
 def register() -> None:
@@ -18,21 +22,20 @@ def register() -> None:
     from sglang.srt.server_args import add_draft_attention_backend_choices
 
     add_draft_attention_backend_choices(["torch_native"])
+    HookRegistry.register(
+        "sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve, HookType.REPLACE
+    )
+    if multiprocessing.parent_process() is None or _SCHEDULER not in sys.modules:
+        return  # SGLang imports the modules of all hooks, seconds lost where no model runs
     torch.Tensor.record_stream = _record_stream(torch.Tensor.record_stream)  # type: ignore[method-assign]
-    for target, hook, kind in (
-        ("sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve, HookType.REPLACE),
-        (
-            "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
-            _extend_lengths,
-            HookType.AROUND,
-        ),
-        (
-            "sglang.srt.models.dflash.DFlashAttention.__init__",
-            _without_fused_norm,
-            HookType.AFTER,
-        ),
-    ):
-        HookRegistry.register(target, hook, kind)
+    HookRegistry.register(
+        "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend.forward_extend",
+        _extend_lengths,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.models.dflash.DFlashAttention.__init__", _without_fused_norm, HookType.AFTER
+    )
 
 
 def _resolve(server_args: Any) -> None:
@@ -57,13 +60,11 @@ def _extend_lengths(
     batch = kwargs.get("forward_batch") or args[4]
     if not batch.forward_mode.is_target_verify():
         return original(backend, *args, **kwargs)
-    width = batch.spec_info.draft_token_num
-    prefix, lengths = batch.seq_lens, batch.extend_seq_lens
     saved = (batch.seq_lens, batch.extend_prefix_lens, batch.extend_seq_lens)
-    batch.extend_prefix_lens = prefix
-    batch.extend_seq_lens = torch.full_like(prefix, width)
-    batch.seq_lens = prefix + width
-    del lengths
+    width = batch.spec_info.draft_token_num
+    batch.extend_prefix_lens = batch.seq_lens
+    batch.extend_seq_lens = torch.full_like(batch.seq_lens, width)
+    batch.seq_lens = batch.seq_lens + width
     try:
         return original(backend, *args, **kwargs)
     finally:

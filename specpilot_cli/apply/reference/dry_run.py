@@ -6,8 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from specpilot_cli.apply.preflight import CheckedRecipe
-from specpilot_cli.apply.run import plan_systems
+from specpilot_cli.apply.reference.preflight import CheckedRecipe
+from specpilot_cli.apply.reference.run import plan_systems
 from specpilot_cli.engines.reference.spec import LogitFault
 
 
@@ -51,7 +51,7 @@ def plan_run(checked: CheckedRecipe, folder: Path) -> PlannedRun:
     servers = []
     for index, system in enumerate(plan_systems(checked, folder, fixed or tree.measured_nodes[0])):
         port = None if first is None else first + index
-        words = system.command(recipe.regime, port or 0)
+        words = system.command(port or 0)
         if port is None:
             words[words.index("--port") + 1] = "PORT"
         if fixed is None and system.spec.mode == "tree":
@@ -66,9 +66,9 @@ def plan_run(checked: CheckedRecipe, folder: Path) -> PlannedRun:
         node_budgets=tree.measured_nodes,
         nodes=fixed,
         n_dev_prompts=len(checked.dev),
-        n_timed_prompts=checked.n_timed,
-        runs=checked.bench.runs,
-        aa_sessions=checked.bench.aa_sessions,
+        n_timed_prompts=checked.gates.n_timed,
+        runs=checked.gates.bench.runs,
+        aa_sessions=checked.gates.bench.aa_sessions,
         fault=checked.settings.fault,
         servers=tuple(servers),
     )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specpilot_cli.apply.preflight import ApplySettings, CheckedRecipe, check_recipe
 from specpilot_cli.apply.recipes import load_recipe
+from specpilot_cli.apply.reference.preflight import ApplySettings, CheckedRecipe, check_recipe
 
 
 @pytest.fixture

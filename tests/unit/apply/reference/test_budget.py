@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specpilot_cli.apply.measure import choose_budget, project, stock_point
+from specpilot_cli.apply.reference.measure import choose_budget, project, stock_point
 from specpilot_cli.ceiling.speedup import SpeedupPoint, TauPoint, speedup_curve
 from specpilot_cli.schema.step_profile import StepTimeCurve
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specpilot_cli.apply.preflight import CheckedRecipe
 from specpilot_cli.apply.recipes import take_per_benchmark
+from specpilot_cli.apply.reference.preflight import CheckedRecipe
 from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
 from specpilot_cli.ceiling.peaks import peaks_for
 from specpilot_cli.ceiling.speedup import (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specpilot_cli.apply.dry_run import plan_run
-from specpilot_cli.apply.preflight import ApplySettings, CheckedRecipe
-from specpilot_cli.apply.run import plan_systems
+from specpilot_cli.apply.reference.dry_run import plan_run
+from specpilot_cli.apply.reference.preflight import ApplySettings, CheckedRecipe
+from specpilot_cli.apply.reference.run import plan_systems
 from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.errors import InputError, MachineError
 
@@ -19,27 +19,31 @@ WITHOUT_W12 = {"  - mechanism: w12\n": ""}
 
 def test_sizes_are_the_recipes(checked: Check) -> None:
     found = checked()
-    assert (found.bench.limit, found.bench.aa_limit, found.bench.runs) == (2, 2, 2)
-    assert found.n_timed == 8
+    assert (found.gates.bench.limit, found.gates.bench.aa_limit, found.gates.bench.runs) == (
+        2,
+        2,
+        2,
+    )
+    assert found.gates.n_timed == 8
     # two timed prompts and one for the warm-up, of four kinds
-    assert len(found.unseen) == 12
+    assert len(found.gates.unseen) == 12
     assert len(found.dev) == 4
-    assert found.audit.split_position == 32
+    assert found.gates.audit.split_position == 32
     assert found.projection is not None
 
 
 def test_limit_changes_the_timed_prompts_only(checked: Check) -> None:
     found = checked(ApplySettings(prompts_per_benchmark=4), timed=5)
-    assert found.n_timed == 16
+    assert found.gates.n_timed == 16
     assert len(found.dev) == 4
-    assert found.bench.aa_limit == 2
+    assert found.gates.bench.aa_limit == 2
 
 
 def test_aa_sessions_never_use_more_prompts_than_the_comparison(checked: Check) -> None:
     found = checked(
         ApplySettings(prompts_per_benchmark=2), timed=5, edit={"aa_prompts_per_benchmark: 2": ""}
     )
-    assert found.bench.aa_limit is None
+    assert found.gates.bench.aa_limit is None
 
 
 def test_stock_tuned_and_plain(checked: Check, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from specpilot_cli.apply.run import RecipeResult, RecipeVerdict, judge
+from specpilot_cli.apply.gates import RecipeVerdict, judge
+from specpilot_cli.apply.reference.run import RecipeResult
 from specpilot_cli.commands.options import exit_code
 
 SPEED = ("promote", "no", "invalid")

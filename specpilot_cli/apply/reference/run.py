@@ -6,17 +6,17 @@ Prepare weights; record, replay and time; serve; benchmark; audit. The caller ow
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from specpilot_cli.apply.folder import LOGS
-from specpilot_cli.apply.gates import bench, force
-from specpilot_cli.apply.measure import Measurements, measure
-from specpilot_cli.apply.preflight import ApplySettings, CheckedRecipe
+from specpilot_cli.apply.gates import RecipeVerdict, bench, force, judge
+from specpilot_cli.apply.phases import Phases
 from specpilot_cli.apply.recipes import LoadedRecipe
-from specpilot_cli.apply.serving import SystemPlan, launch
+from specpilot_cli.apply.reference.measure import Measurements, measure
+from specpilot_cli.apply.reference.preflight import ApplySettings, CheckedRecipe
+from specpilot_cli.apply.reference.systems import SystemPlan
+from specpilot_cli.apply.serving import launch
 from specpilot_cli.convert_w12.convert import Conversion, convert_folder
 from specpilot_cli.convert_w12.plan import Selection
 from specpilot_cli.engines.reference.spec import SpecConfig
@@ -25,8 +25,6 @@ from specpilot_cli.token_force.result import TokenForceResult
 from specpilot_cli.ui import Reporter, SilentReporter
 
 W12_FOLDER = "target-w12"
-
-RecipeVerdict = Literal["promote", "no", "reject", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +67,6 @@ class RecipeResult:
         return self.bench.summary.reasons
 
 
-def judge(
-    speed: Literal["promote", "no", "invalid"], audit: Literal["accept", "reject", "invalid"] | None
-) -> RecipeVerdict:
-    """Both gates as one word: nothing without two valid ones, no gain counts if tokens differ."""
-    if audit is None or "invalid" in (speed, audit):
-        return "invalid"
-    return "reject" if audit == "reject" else speed
-
-
-@dataclass(slots=True)
-class _Phases:
-    """Announces each phase and keeps its wall time."""
-
-    reporter: Reporter
-    seconds: dict[str, float] = field(default_factory=dict)
-    _name: str | None = None
-    _started: float = 0.0
-
-    def begin(self, name: str, text: str) -> None:
-        """End the phase before and announce this one."""
-        self.end()
-        self._name, self._started = name, time.monotonic()
-        self.reporter.note(f"{len(self.seconds) + 1}/5 {text}")
-
-    def end(self) -> None:
-        if self._name is not None:
-            self.seconds[self._name] = time.monotonic() - self._started
-        self._name = None
-
-
 def apply_recipe(
     checked: CheckedRecipe, folder: Path, *, reporter: Reporter = SilentReporter()
 ) -> RecipeResult:
@@ -108,7 +76,7 @@ def apply_recipe(
     start, dies, or does not run what it was asked to, `MeasurementInvalid` for an audit that
     carries no verdict. No server outlives the call.
     """
-    regime, phases = checked.loaded.recipe.regime, _Phases(reporter)
+    phases = Phases(reporter, total=5)
     phases.begin("weights", f"weights: {_weights_text(checked)}")
     conversion = _prepare(checked, folder, reporter)
     phases.begin("measure", "where the speed goes: record, replay and time on dev prompts")
@@ -117,12 +85,12 @@ def apply_recipe(
     systems = plan_systems(checked, folder, measured.chosen.n_nodes)
     phases.begin("serve", "serve: stock, tuned and plain decoding, all resident")
     first_port, audit = checked.settings.first_port, None
-    with launch(systems, regime, folder / LOGS, first_port=first_port, reporter=reporter) as fleet:
+    with launch(systems, folder / LOGS, first_port=first_port, reporter=reporter) as fleet:
         phases.begin("paired_bench", "is it faster? paired benchmark on unseen prompts")
-        timed = bench(checked, fleet, folder, reporter=reporter)
+        timed = bench(checked.gates, fleet, folder, reporter=reporter)
         if timed.verdict != "invalid":
             phases.begin("token_force", "is it lossless? token forcing of the timed answers")
-            audit = force(checked, fleet, timed, reporter=reporter)
+            audit = force(checked.gates, fleet, timed, reporter=reporter)
         phases.end()
     return RecipeResult(
         checked, folder, conversion, measured, systems, timed, audit, phases.seconds
@@ -148,14 +116,17 @@ def plan_systems(checked: CheckedRecipe, folder: Path, n_nodes: int) -> tuple[Sy
     return (
         SystemPlan(
             BASELINE, "stock chain", loaded.target, loaded.drafter,
-            SpecConfig("chain", recipe.stock.block), "bf16",
+            SpecConfig("chain", recipe.stock.block), "bf16", regime=recipe.regime,
         ),
         SystemPlan(
             CANDIDATE, "tuned", weights, loaded.drafter,
             SpecConfig("tree", tree.block, n_nodes, tree.scoring),
-            "w12" if recipe.uses_w12 else "bf16", checked.settings.fault,
+            "w12" if recipe.uses_w12 else "bf16", checked.settings.fault, recipe.regime,
         ),
-        SystemPlan(AR, "plain decoding", loaded.target, None, SpecConfig("ar"), "bf16"),
+        SystemPlan(
+            AR, "plain decoding", loaded.target, None, SpecConfig("ar"), "bf16",
+            regime=recipe.regime,
+        ),
     )  # fmt: skip
 
 

@@ -5,8 +5,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from specpilot_cli.apply.gates import (
+    GatePlan,
+    audit_settings,
+    bench_settings,
+    check_lengths,
+    count_timed,
+)
 from specpilot_cli.apply.recipes import LoadedRecipe, take_per_benchmark
 from specpilot_cli.ceiling.step_times import load_step_times
 from specpilot_cli.engines.process import check_port_free
@@ -17,13 +23,11 @@ from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hf_folder import HfFolder, open_hf_folder
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.io.tokenizer_file import TokenizerFile
-from specpilot_cli.paired_bench.plan import split_warmup
 from specpilot_cli.paired_bench.tokens import tokenize
-from specpilot_cli.paired_bench.types import PairedBenchSettings, TokenPrompt
+from specpilot_cli.paired_bench.types import TokenPrompt
 from specpilot_cli.schema.prompts import Prompt
 from specpilot_cli.schema.recipe import TreeMechanism
 from specpilot_cli.schema.step_profile import StepTimeCurve
-from specpilot_cli.token_force.config import TokenForceSettings
 
 # Stock, tuned and plain decoding.
 N_SERVERS = 3
@@ -42,8 +46,7 @@ class ApplySettings:
 class CheckedRecipe:
     """A recipe that this machine can run, with what the checks read.
 
-    dev: prompts to record. unseen: token ids of everything the benchmark is given, warm-up
-    included; n_timed of them are timed.
+    dev: prompts to record.
     """
 
     loaded: LoadedRecipe
@@ -51,10 +54,7 @@ class CheckedRecipe:
     tree: TreeMechanism
     source: HfFolder
     dev: tuple[Prompt, ...]
-    unseen: tuple[TokenPrompt, ...]
-    n_timed: int
-    bench: PairedBenchSettings
-    audit: TokenForceSettings
+    gates: GatePlan
     projection: StepTimeCurve | None
 
 
@@ -76,23 +76,31 @@ def check_recipe(loaded: LoadedRecipe, settings: ApplySettings) -> CheckedRecipe
     open_hf_folder(loaded.drafter)
     target = TargetConfig.from_folder(loaded.target)
     check_pair(target, DrafterConfig.from_folder(loaded.drafter), loaded.drafter)
-    bench, audit = _bench_settings(loaded, settings), _audit_settings(loaded)
+    requests = recipe.regime.requests
+    bench = bench_settings(
+        recipe.gates.paired_bench, requests=requests,
+        prompts_per_benchmark=settings.prompts_per_benchmark,
+    )  # fmt: skip
+    audit = audit_settings(recipe.gates.token_force, requests=requests)
     dev = take_per_benchmark(read_prompts(loaded.dev), recipe.recording.prompts_per_benchmark)
     # warm-up prompts come from the same file and are never timed
     every = (bench.limit or 0) + bench.warmup_requests
     unseen = take_per_benchmark(read_prompts(loaded.unseen), every)
     _check_disjoint(dev, unseen, loaded)
     tokenizer = TokenizerFile(loaded.target)
-    _check_lengths(tokenize(dev, tokenizer.encode), target.max_positions, loaded.dev)
+    check_lengths(tokenize(dev, tokenizer.encode), target.max_positions, loaded.dev)
     unseen_ids = tokenize(unseen, tokenizer.encode)
-    _check_lengths(unseen_ids, target.max_positions, loaded.unseen)
+    check_lengths(unseen_ids, target.max_positions, loaded.unseen)
     _check_fault(settings.fault, unseen_ids)
     projection = None if recipe.projection is None else load_step_times(recipe.projection)
     _check_ports(settings.first_port)
     return CheckedRecipe(
         loaded=loaded, settings=settings, tree=tree, source=source, dev=tuple(dev),
-        unseen=tuple(unseen_ids), n_timed=_count_timed(unseen_ids, bench, audit, loaded.unseen),
-        bench=bench, audit=audit, projection=projection,
+        gates=GatePlan(
+            tuple(unseen_ids), count_timed(unseen_ids, bench, audit, loaded.unseen), bench, audit,
+            loaded.target,
+        ),
+        projection=projection,
     )  # fmt: skip
 
 
@@ -102,31 +110,6 @@ def _require_packages() -> None:
         raise MachineError(
             "the report needs matplotlib", hint="pip install '.[torch,report]' in the clone"
         )
-
-
-def _bench_settings(loaded: LoadedRecipe, settings: ApplySettings) -> PairedBenchSettings:
-    """The recipe's sizes; `prompts_per_benchmark` overrides them downwards or upwards."""
-    gate = loaded.recipe.gates.paired_bench
-    limit = settings.prompts_per_benchmark or gate.prompts_per_benchmark
-    aa_limit = gate.aa_prompts_per_benchmark
-    return PairedBenchSettings(
-        runs=gate.runs,
-        batch=loaded.recipe.regime.requests,
-        aa_sessions=gate.aa_sessions,
-        aa_limit=None if aa_limit is None else min(aa_limit, limit),
-        warmup=gate.warmup,
-        limit=limit,
-    )
-
-
-def _audit_settings(loaded: LoadedRecipe) -> TokenForceSettings:
-    gate = loaded.recipe.gates.token_force
-    return TokenForceSettings(
-        split_position=gate.split_position,
-        audit_limit=gate.audit_limit,
-        probe_offsets=gate.probe_offsets,
-        probe_concurrency=loaded.recipe.regime.requests,
-    )
 
 
 def _check_disjoint(dev: Sequence[Prompt], unseen: Sequence[Prompt], loaded: LoadedRecipe) -> None:
@@ -141,18 +124,6 @@ def _check_disjoint(dev: Sequence[Prompt], unseen: Sequence[Prompt], loaded: Loa
             )
 
 
-def _check_lengths(prompts: Sequence[TokenPrompt], context: int, path: Path) -> None:
-    for prompt in prompts:
-        length = len(prompt.input_ids)
-        if length + prompt.max_new_tokens > context:
-            raise InputError(
-                f"prompt `{prompt.request_id}` does not fit: {length} tokens and "
-                f"{prompt.max_new_tokens} new ones in a context of {context}",
-                where=str(path),
-                hint="shorten the prompt or its max_new_tokens",
-            )
-
-
 def _check_fault(fault: LogitFault | None, prompts: Sequence[TokenPrompt]) -> None:
     longest = max(prompt.max_new_tokens for prompt in prompts)
     if fault is not None and fault.after >= longest:
@@ -161,20 +132,6 @@ def _check_fault(fault: LogitFault | None, prompts: Sequence[TokenPrompt]) -> No
             where="--fault-after",
             hint="a fault that never acts cannot be caught",
         )
-
-
-def _count_timed(
-    unseen: Sequence[TokenPrompt], bench: PairedBenchSettings, audit: TokenForceSettings, path: Path
-) -> int:
-    _, timed = split_warmup(unseen, n_warmup=bench.warmup_requests, limit=bench.limit)
-    if len(timed) < audit.min_requests:
-        raise InputError(
-            f"{len(timed)} timed prompts carry no verdict on losslessness: "
-            f"{audit.min_requests} are needed",
-            where=str(path),
-            hint="raise --limit, or the recipe's prompts_per_benchmark",
-        )
-    return len(timed)
 
 
 def _check_ports(first_port: int | None) -> None:
