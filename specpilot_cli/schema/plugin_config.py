@@ -34,13 +34,15 @@ class W12Plugin(FileModel):
 
     The server needs `--quantization w12` besides, or a folder that `convert-w12` wrote.
 
-    lm_head: encode the output head too; a head tied to the embedding table always stays BF16.
+    lm_head: encode the output head too, unless it is tied to the embedding table.
+    tied_lm_head: give a tied head a W12 copy: faster logits for 3/4 of the table's memory.
     drafter: encode the draft model's layers too.
     verify: decode every encoded layer and compare it with the loaded weight, bit for bit, before
         that is dropped.
     """
 
     lm_head: bool = True
+    tied_lm_head: bool = False
     drafter: bool = False
     verify: bool = True
 
@@ -77,10 +79,11 @@ class PluginState(FileModel):
     """What the plugin of a running server says of itself.
 
     config_sha256: of the configuration file's bytes; None if it could not be read.
-    active: mechanism -> its facts, only for mechanisms that are at work. Those of `w12`: `layers`,
-        `weights`, `bf16_bytes` and `encoded_bytes` (before and after), `verified`, `kept_bf16`
-        (layers that stay BF16, as "name: reason"), `form` ("kernel", or "decoded reference" on a
-        CPU), `checkpoint` ("bf16" or "w12"), `seconds`; of one tensor-parallel rank.
+    active: mechanism -> its facts, only for mechanisms that are at work. Those of `w12`, of one
+        tensor-parallel rank: `layers`, `weights`, `bf16_bytes` and `encoded_bytes` (before and
+        after), `freed_bytes`, `verified`, `kept_bf16` (layers that stay BF16, as
+        "name: reason"), `form` ("kernel", or "decoded reference" on a CPU), `checkpoint`
+        ("bf16" or "w12"), `tp_size`, `seconds`.
     problems: why something asked for is not active, or anything else that went wrong.
     """
 

@@ -63,7 +63,8 @@ class UnquantizedLinearMethod(LinearMethodBase, _Stock):
 
 
 class UnquantizedEmbeddingMethod(_Stock):
-    pass
+    def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(input_, layer.weight)
 
 
 class _Layer(torch.nn.Module):

@@ -88,7 +88,7 @@ def test_what_is_asked_for_is_set_up(sglang: Any, state: State, tmp_path: Path) 
     activate.activate(str(path))
     assert state.problems == []
     assert hooks.STATUS.path in registered()
-    assert len(registered()) == 4
+    assert len(registered()) == 5
     report = PluginState.model_validate(state.report())
     assert report.sglang_version == "0.5.23"
     assert report.config_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -50,6 +50,7 @@ def test_the_method_is_known_after_activation(plugin: Any) -> None:
     hooked = set(plugin.fake.HookRegistry.hooks)
     loader = "sglang.srt.model_loader."
     assert hooked == {
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model",
         loader + "loader._get_quantization_config",
         loader + "weight_utils.safetensors_weights_iterator",
         loader + "weight_utils.buffered_multi_thread_safetensors_weights_iterator",
@@ -180,8 +181,8 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(plugin.w12_linear.gemm, "warm", fails)
-    with pytest.raises(plugin.w12_linear.W12Error, match=words):
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
+    with pytest.raises(plugin.w12_product.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
 
 

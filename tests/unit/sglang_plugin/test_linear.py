@@ -86,6 +86,7 @@ def test_the_product_is_the_one_of_the_loaded_weight(plugin: Any) -> None:
     assert report["verified"] is True
     assert report["form"] == "decoded reference"
     assert report["bf16_bytes"] == 2 * 512 * 256
+    assert report["freed_bytes"] == report["bf16_bytes"] - report["encoded_bytes"]
     assert report["bf16_bytes"] * 0.75 < report["encoded_bytes"] < report["bf16_bytes"] * 0.8
     assert report["kept_bf16"] == []
 
@@ -165,15 +166,15 @@ def test_a_bit_that_does_not_come_back_stops_the_server(
 ) -> None:
     layer = make(plugin, 256, [256])
     layer.load(ordinary(256, 256))
-    whole = plugin.w12_linear.W12Weight.to_bf16
+    whole = plugin.w12_product.W12Weight.to_bf16
 
     def damaged(self: Any) -> torch.Tensor:
         decoded = whole(self)
         decoded.view(torch.int16)[17, 33] ^= 1
         return decoded
 
-    monkeypatch.setattr(plugin.w12_linear.W12Weight, "to_bf16", damaged)
-    with pytest.raises(plugin.w12_linear.W12Error, match=r"up` does not come back bit for bit"):
+    monkeypatch.setattr(plugin.w12_product.W12Weight, "to_bf16", damaged)
+    with pytest.raises(plugin.w12_product.W12Error, match=r"up` does not come back bit for bit"):
         layer.finish()
     assert layer.weight is not None
 
@@ -185,15 +186,15 @@ def test_too_little_memory_is_one_sentence(plugin: Any, monkeypatch: pytest.Monk
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.81 GiB. GPU 0 ...")
 
-    monkeypatch.setattr(plugin.w12_linear.W12Weight, "from_bits", full)
-    with pytest.raises(plugin.w12_linear.W12Error, match="too little GPU memory to encode"):
+    monkeypatch.setattr(plugin.w12_product.W12Weight, "from_bits", full)
+    with pytest.raises(plugin.w12_product.W12Error, match="too little GPU memory to encode"):
         layer.finish()
 
 
 def test_offloaded_weights_are_refused(plugin: Any) -> None:
     layer = make(plugin, 256, [256])
     layer.to("meta")
-    with pytest.raises(plugin.w12_linear.W12Error, match="offloaded"):
+    with pytest.raises(plugin.w12_product.W12Error, match="offloaded"):
         layer.finish()
 
 
@@ -217,7 +218,7 @@ class TestOnTheGpu:
 
         def compare(weights: torch.Tensor, parts: Any) -> torch.Tensor:
             calls.append("compare")
-            again = plugin.w12_linear.W12Weight.from_encoded(parts).to_bf16()
+            again = plugin.w12_product.W12Weight.from_encoded(parts).to_bf16()
             return torch.tensor([int(not torch.equal(bits(weights), bits(again)))])
 
         def multiply(x: Any, weight: Any, bias: Any, *, out: Any, dependent: bool) -> None:
@@ -230,7 +231,7 @@ class TestOnTheGpu:
         monkeypatch.setattr(ops, "_gpu_name", lambda _: "fake")
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "fake")
-        monkeypatch.setattr(plugin.w12_linear, "on_gpu", lambda _: True)
+        monkeypatch.setattr(plugin.w12_product, "on_gpu", lambda _: True)
         monkeypatch.setattr(
             plans, "plan_for", lambda gpu, n, k: plans.Plan(kernel_rows=0 if n == 384 else 64)
         )
@@ -246,7 +247,6 @@ class TestOnTheGpu:
         exact = torch.nn.functional.linear(x.double(), weights.double())
         assert torch.equal(bits(layer(x)), bits(exact.to(torch.bfloat16)))
         assert gpu[-1] == "gemm"
-        assert layer.w12_decoded is None
         (facts,) = plugin.w12_config.FACTS.encoded.values()
         assert (facts.form, facts.verified) == ("kernel", True)
 
@@ -254,7 +254,16 @@ class TestOnTheGpu:
         layer = make(plugin, 256, [384])
         layer.load(ordinary(384, 256))
         layer.finish()
-        assert list(plugin.w12_config.FACTS.kept.values()) == [plugin.w12_linear.CUBLAS]
+        assert list(plugin.w12_config.FACTS.kept.values()) == [plugin.w12_product.CUBLAS]
+
+    def test_the_product_is_compiled_without_breaks(self, plugin: Any, gpu: list[str]) -> None:
+        layer = make(plugin, 256, [256])
+        layer.load(ordinary(256, 256))
+        layer.finish()
+        compiled = torch.compile(layer.forward, backend="eager", fullgraph=True, dynamic=True)
+        for rows in (3, 5, 70):
+            x = ordinary(rows, 256, rows)
+            assert torch.equal(bits(compiled(x)), bits(layer(x)))
 
     def test_weights_can_be_loaded_again(self, plugin: Any, gpu: list[str]) -> None:
         layer = make(plugin, 256, [256])

@@ -102,6 +102,8 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", f"{_WEIGHTS}:safetensors_weights_iterator", f"(hf_weights_files, {_READ})"),
     Hook("w12", f"{_WEIGHTS}:buffered_multi_thread_safetensors_weights_iterator",
          f"(hf_weights_files, max_workers, {_READ})"),
+    Hook("w12", "sglang.srt.model_executor.model_runner:ModelRunner.load_model", "(self)"),
+    Hook("w12", f"{_STOCK}:UnquantizedEmbeddingMethod.embedding", "(self, layer, input_)"),
     # Built as without a configuration; see `w12_models`.
     Hook("w12", "sglang.srt.models.muse_glimmer:MuseGlimmerAttention.__init__",
          "(self, config, layer_id, quant_config=, prefix=)"),

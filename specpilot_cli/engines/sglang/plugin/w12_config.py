@@ -25,6 +25,8 @@ from specpilot_cli.engines.sglang.plugin import (
     w12_head,
     w12_linear,
     w12_models,
+    w12_product,
+    w12_tied,
 )
 from specpilot_cli.engines.sglang.plugin.state import State
 from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
@@ -137,6 +139,9 @@ def activate(config: PluginConfig, state: State) -> None:
         HookRegistry.register(
             f"{loader}.weight_utils.{name}", w12_checkpoint.decoding, HookType.AROUND
         )
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.load_model", loaded, HookType.AFTER
+    )
     state.facts["w12"] = FACTS.report
 
 
@@ -155,7 +160,7 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
     if found.checkpoint_is_w12:
         _check_load_format(load_config)
     if torch.cuda.is_available():
-        w12_linear.warm(torch.cuda.current_device())
+        w12_product.warm(torch.cuda.current_device())
     w12_models.adapt(W12Config)
     found.prefix = "drafter." if drafter else ""
     found.head_reason = w12_head.reason_to_keep(model_config, asked=_settings.lm_head)
@@ -164,6 +169,16 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
         FACTS.checkpoint = "w12" if found.checkpoint_is_w12 else "bf16"
         FACTS.tp_size = w12_head.tp_size()
     return found
+
+
+def loaded(_result: Any, runner: Any) -> None:
+    """AFTER `ModelRunner.load_model`: layers are encoded, memory is not yet divided."""
+    head = getattr(runner.model, "lm_head", None)
+    if runner.is_draft_worker or not FACTS.asked or not w12_tied.is_tied(runner.model, head):
+        return
+    asked = _settings.lm_head and _settings.tied_lm_head
+    reason = w12_head.precision_reason(runner.model_config)
+    w12_tied.copy_tied_head(head, FACTS, reason=reason if asked else w12_tied.NOT_ASKED)
 
 
 def _check_load_format(load_config: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Form = Literal["kernel", "decoded reference"]
@@ -13,7 +13,10 @@ Checkpoint = Literal["bf16", "w12"]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One layer that is W12 now. Bytes: of its weight before, and of all W12 tensors after."""
+    """One layer that is W12 now. Bytes: of its weight before, and of all W12 tensors after.
+
+    is_copy: the BF16 weight stays beside it.
+    """
 
     weights: int
     bf16_bytes: int
@@ -22,6 +25,11 @@ class Encoded:
     verified: bool
     form: Form
     seconds: float
+    is_copy: bool = False
+
+    def as_copy(self) -> Encoded:
+        """The same, with its BF16 weight kept."""
+        return replace(self, is_copy=True)
 
 
 @dataclass(slots=True)
@@ -75,6 +83,9 @@ class Facts:
             "weights": sum(layer.weights for layer in layers),
             "bf16_bytes": sum(layer.bf16_bytes for layer in layers),
             "encoded_bytes": sum(layer.encoded_bytes for layer in layers),
+            "freed_bytes": sum(
+                (0 if layer.is_copy else layer.bf16_bytes) - layer.encoded_bytes for layer in layers
+            ),
             "escapes": sum(layer.escapes for layer in layers),
             "verified": all(layer.verified for layer in layers),
             "form": forms.pop() if len(forms) == 1 else "mixed",

@@ -16,16 +16,12 @@ _THROUGH_METHOD = {"DSPARK"}
 
 
 def reason_to_keep(model_config: Any, *, asked: bool) -> str | None:
-    """Return why the head stays BF16, or None."""
+    """Return why a head of its own stays BF16, or None."""
     if not asked:
         return NOT_ASKED
-    config = model_config.hf_config
-    text = getattr(model_config, "hf_text_config", config)
-    wanted = ("enable_lm_head_fp32", "enable_lm_head_output_fp32")
-    if get_exec().features.enable_fp32_lm_head or any(
-        getattr(part, name, False) for part in (config, text) for name in wanted
-    ):
-        return FP32
+    precision = precision_reason(model_config)
+    if precision is not None:
+        return precision
     spec = get_spec()
     algorithm = (spec.speculative_algorithm or "").upper()
     if algorithm in _WITHOUT_DRAFT_HEAD | _THROUGH_METHOD:
@@ -33,6 +29,15 @@ def reason_to_keep(model_config: Any, *, asked: bool) -> str | None:
     if algorithm == "DFLASH" and _has_selector(spec.speculative_draft_model_path):
         return None
     return f"the {algorithm} drafter multiplies with its BF16 matrix"
+
+
+def precision_reason(model_config: Any) -> str | None:
+    """Return why no head may be W12: SGLang would leave out the precision that is asked for."""
+    config = model_config.hf_config
+    parts = (config, getattr(model_config, "hf_text_config", config))
+    wanted = ("enable_lm_head_fp32", "enable_lm_head_output_fp32")
+    asked = any(getattr(part, name, False) for part in parts for name in wanted)
+    return FP32 if asked or get_exec().features.enable_fp32_lm_head else None
 
 
 def tp_size() -> int:
