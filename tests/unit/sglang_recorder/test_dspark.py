@@ -101,6 +101,44 @@ def recorder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 @torch.no_grad()
+def test_dense_steps_offer_the_server_a_token_it_will_reject(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_sglang.install(monkeypatch)
+    sys.modules["sglang.srt.models.dflash"]._radix_topk = _best  # type: ignore[attr-defined]
+    config = RecorderPlugin(mode="dense", folder=str(tmp_path / "s"))
+    recorder = Recorder(config, engine="sglang 0.5.23", environ={})
+    hooks = DsparkHooks(recorder)
+    hooks.open(lambda _worker: None, _worker(VanillaMarkov()))
+    base = torch.randn(2, GAMMA, VOCABULARY)
+    given: dict[str, Any] = {
+        "markov_head": VanillaMarkov(),
+        "base_logits": base,
+        "anchor_tokens": torch.tensor([1, 2]),
+    }
+    plain, _ = greedy_block(**given)
+    offered, logits = hooks.block(greedy_block, **given)
+    assert logits is None
+    assert offered[:, 0].tolist() == base[:, 0].argmin(-1).tolist()
+    assert torch.equal(offered[:, 1:], plain[:, 1:])
+    rows, layout = recorder.rows(2), recorder.layout
+    assert rows is not None
+    assert layout is not None
+    assert torch.equal(rows[0][:, layout.stock].long(), plain), "recorded is what stock drafted"
+    recorder.close()
+
+
+def test_simulated_acceptance_of_dspark_is_refused(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_sglang.install(monkeypatch)
+    config = RecorderPlugin(mode="dense", folder=str(tmp_path / "s"))
+    recorder = Recorder(config, engine="e", environ={"SGLANG_SIMULATE_ACC_LEN": "1"})
+    DsparkHooks(recorder).open(lambda _worker: None, _worker(VanillaMarkov()))
+    assert "other tokens than the target's" in str(recorder.facts())
+
+
+@torch.no_grad()
 def test_blocks_are_recorded_with_stocks_own_choice(recorder: Recorder, tmp_path: Any) -> None:
     """Sharp biases make stock leave the sixteen best base tokens; that is recorded as it is."""
     head = VanillaMarkov()

@@ -104,6 +104,11 @@ class Recorder:
         return Path(self._config.folder) / self._session
 
     @property
+    def dense(self) -> bool:
+        """Whether a lattice is wanted at every output position."""
+        return self._config.mode == "dense"
+
+    @property
     def layout(self) -> RowLayout | None:
         """Columns of the rows; None while not open."""
         return self._layout
@@ -204,26 +209,27 @@ class Recorder:
         return self.steps < self._config.max_steps
 
     def _check_mode(self, algorithm: str) -> None:
-        simulated = self._environ.get(ACC_LEN_ENV, "-1")
-        tokens = self._environ.get(TOKEN_MODE_ENV, "fixed")
-        try:
-            length = float(simulated)
-        except ValueError:
-            length = -1.0
+        """Raise ValueError if the server does not accept drafts the way the mode needs."""
+        given = self._environ.get(ACC_LEN_ENV)
+        simulated = given is not None and _number(given) > 0
         if self._config.mode == "anchored":
-            if length > 0:
+            if simulated:
                 raise ValueError(
                     f"mode anchored records where the drafts were accepted, but {ACC_LEN_ENV}="
-                    f"{simulated} replaces that; unset it"
+                    f"{given} replaces that; unset it"
                 )
-            return
-        if length != 1:
+        elif algorithm == "DSPARK":
+            if simulated:
+                raise ValueError(
+                    f"{ACC_LEN_ENV}={given} makes DSPARK emit other tokens than the target's; "
+                    "unset it: in mode dense the recorder itself has every draft rejected"
+                )
+        elif given is None or _number(given) != 1:
             raise ValueError(
                 f"mode dense needs {ACC_LEN_ENV}=1, so that the server commits one token a step; "
-                f"it is {simulated if ACC_LEN_ENV in self._environ else 'not set'}"
+                f"it is {'not set' if given is None else given}"
             )
-        # DSPARK's simulated acceptance always commits the target's own token.
-        if algorithm == "DFLASH" and tokens != "real-draft-token":
+        elif (tokens := self._environ.get(TOKEN_MODE_ENV, "fixed")) != "real-draft-token":
             raise ValueError(
                 f"mode dense needs {TOKEN_MODE_ENV}=real-draft-token: with `{tokens}` the server "
                 "emits made-up tokens"
@@ -239,3 +245,10 @@ class Recorder:
             positions=shape.positions,
             candidates=shape.candidates,
         )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

@@ -3,6 +3,11 @@
 DSPARK itself drafts one chain over the whole vocabulary and has no lattice. `draft_markov_block` is
 where base logits, anchor and chain meet, in the captured draft graph and in the eager path alike,
 so the lattice is built there. Stock's chain may leave the K best tokens; it is recorded as it is.
+
+Mode dense: SGLang's simulated acceptance commits a token of the wrong row with DSPARK. So the hook
+puts a token in front that the target does not want, and the server rejects the whole draft by
+itself and commits the target's own token. Should the target want it after all, the step commits
+more, a position stays without a lattice, and the request is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ TOP_K: Final = 16
 
 
 class DsparkHooks:
-    """Hook functions for one process. They change nothing that SGLang computes."""
+    """Hook functions for one process. In mode anchored they change nothing SGLang computes."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -111,7 +116,15 @@ class DsparkHooks:
                 rows[0][:, layout.stock].copy_(result[0])
             except Exception as error:  # noqa: BLE001 - the draft itself is complete
                 self._recorder.fail(f"a lattice could not be recorded: {error!r}")
+            if self._recorder.dense:
+                return (_unwanted(result[0], base_logits), *result[1:])
         return result
+
+
+def _unwanted(tokens: torch.Tensor, base_logits: torch.Tensor) -> torch.Tensor:
+    """Drafted tokens [bs, L] with the first replaced by the one the drafter holds least likely."""
+    first = base_logits[:, 0].argmin(dim=-1, keepdim=True)
+    return torch.cat([first.to(tokens.dtype), tokens[:, 1:]], dim=1)
 
 
 def unsupported(recorder: Recorder) -> list[tuple[str, str, Callable[..., Any]]]:
