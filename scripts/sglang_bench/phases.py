@@ -23,13 +23,14 @@ GPU_ARGS = (
     "--skip-tokenizer-init"
 ).split()
 CPU_ARGS = (
-    "--device cpu --disable-radix-cache --skip-server-warmup --skip-tokenizer-init "
+    "--device cpu --sleep-on-idle --disable-radix-cache --skip-server-warmup --skip-tokenizer-init "
     "--mem-fraction-static 0.1 --max-total-tokens 16384 --max-running-requests 8"
 ).split()
 CARD_FREE_GIB, CARD_FRACTION = 78.7, 0.85
 """An 80 GB H100 as an idle process sees it, and the static share of it that is emulated."""
 
 W12 = PluginConfig(w12=W12Plugin())
+WHOLE_W12 = PluginConfig(w12=W12Plugin(tied_lm_head=True))
 W12_ARGS = ("--quantization", "w12")
 GEMV = ("--bf16-gemm-backend", "gemv")
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
@@ -272,7 +273,7 @@ def other_model_phases(bench: Bench) -> list[Phase]:
         room = memory(0.8, 32768, 32, 1, 8, 32)
         return (
             bench.spec(f"{model}-gemv", model, *GEMV, memory=room),
-            bench.spec(f"{model}-w12", model, *W12_ARGS, memory=room, plugin=W12),
+            bench.spec(f"{model}-w12", model, *W12_ARGS, memory=room, plugin=WHOLE_W12),
         )
 
     small = (*specs("llama-8b"), *specs("gemma-12b"))
