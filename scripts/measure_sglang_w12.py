@@ -104,6 +104,9 @@ def run_phases(bench: Bench, todo: list[Phase]) -> None:
             continue
         facts = load(bench, phase, following)
         bench.book.note(f"{phase.name}: {', '.join(facts)} ready")
+        if phase.essential is not None and phase.essential not in facts:
+            bench.book.note(f"without {phase.essential} the rest would say little")
+            return
         try:
             phase.run(bench, facts)
         except Exception as error:  # noqa: BLE001 - the other phases go on

@@ -35,7 +35,8 @@ _LOG_FACTS = re.compile(
     r"|Memory pool end\..*|Capture .* end\..*|max_total_num_tokens=.*)"
 )
 _POOLS_DONE = "Memory pool end."
-_PARK_S, _STOP_S, _POLL_S = 120.0, 0.5, 0.1
+_PARK_S, _STOP_S, _POLL_S, _FOREVER_S = 120.0, 0.5, 0.1, 3600.0
+_LOG_LINES = 15
 _PORTS_EACH = 1100
 """SGLang takes another port at random from the thousand above its own."""
 
@@ -86,7 +87,7 @@ class Fleet:
     """All servers of a run; `close` ends them."""
 
     def __init__(
-        self, folder: Path, common: Sequence[str], *, first_port: int, ready_s: float = 240.0
+        self, folder: Path, common: Sequence[str], *, first_port: int, ready_s: float = 110.0
     ) -> None:
         self.folder, self.common, self.ready_s = folder, tuple(common), ready_s
         self._port = first_port
@@ -101,7 +102,7 @@ class Fleet:
             process = ServerProcess(
                 self._command(spec, self._port), port=self._port, name=spec.name,
                 log_path=self.folder / f"{spec.name}.log", env=self._env(spec, gate),
-                ready_timeout_s=self.ready_s + _PARK_S, stop_timeout_s=_STOP_S,
+                ready_timeout_s=_FOREVER_S, stop_timeout_s=_STOP_S,
             )  # fmt: skip
             server = Running(spec, process, gate, time.monotonic())
             self.running[spec.name] = server
@@ -127,15 +128,20 @@ class Fleet:
         """Wait until a server has sized its memory pools (or is ready, or has failed)."""
         server = self.running[name]
         while _POOLS_DONE not in server.log and not server.done.is_set():
+            if self._seconds_left(server) <= 0.0:
+                return
             time.sleep(_POLL_S)
 
     def wait_ready(self, name: str) -> dict[str, Any]:
-        """Wait for a server and return its facts; MachineError if it failed.
+        """Wait for a server and return its facts; MachineError if it failed or takes too long.
 
         MachineError too if the plugin does not do what its configuration asks for.
         """
         server = self.running[name]
-        server.done.wait()
+        if not server.done.wait(max(0.0, self._seconds_left(server))):
+            end = "\n".join(server.log.splitlines()[-_LOG_LINES:])
+            server.process.stop()
+            raise MachineError(f"{name} is not ready {self.ready_s:g} s after its gate\n{end}")
         if server.failure is not None:
             raise MachineError(server.failure)
         info = get_json(server.url, "/server_info")
@@ -145,6 +151,10 @@ class Fleet:
         if problem is not None:
             raise MachineError(f"{name}: {problem}")
         return facts
+
+    def _seconds_left(self, server: Running) -> float:
+        opened_s = server.opened_s or time.monotonic()
+        return opened_s + self.ready_s - time.monotonic()
 
     def stop(self, names: Iterable[str]) -> None:
         """End servers, all at once."""

@@ -46,6 +46,17 @@ def _score(url: str, ids: Ids) -> dict[str, Any]:
     }
 
 
+def as_text(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `collect` found with every row as one line of text, so that a file of it stays short."""
+    rows = {name: [" ".join(map(str, row)) for row in found[name]]
+            for name in ("alone", "together", "output")}  # fmt: skip
+    top = [
+        [" ".join(f"{token}:{value}" for token, value in place) for place in row]
+        for row in found["top"]
+    ]
+    return {**rows, "top": [", ".join(row) for row in top]}
+
+
 def compare(stock: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """How far `other` is from stock, in nats, beside how far stock is from itself.
 

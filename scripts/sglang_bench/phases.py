@@ -7,7 +7,7 @@ what they are: `w12` and `bf16`, `gemv` for `--bf16-gemm-backend gemv`, `chain` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ class Bench:
     """Where things are, and how long they may take.
 
     models: folder of model folders. work: for logs and recordings. repository: its root.
-    short: a rehearsal, with few tokens and rounds. cpu: no GPU.
+    short: a rehearsal, with few tokens and rounds. cpu: no GPU. kept: server -> what
+    `logits.collect` found there.
     """
 
     fleet: Fleet
@@ -54,6 +55,7 @@ class Bench:
     repository: Path
     cpu: bool = False
     short: bool = False
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def spec(self, name: str, model: str, *args: str, memory: tuple[str, ...] = (),
              **more: Any) -> ServerSpec:  # fmt: skip
@@ -97,6 +99,7 @@ class Phase:
 
     sides: small servers that load first and are gone before `run`; `side` works with them while
     the others load. need_s: about what the phase takes; a phase that no longer fits is left out.
+    essential: a server without which the run ends, as the rest would say little.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Phase:
     need_s: float
     sides: tuple[ServerSpec, ...] = ()
     side: Callable[[Bench], None] | None = None
+    essential: str | None = None
 
     def specs(self) -> Iterator[ServerSpec]:
         yield from self.sides
@@ -160,23 +164,25 @@ def plain_phases(bench: Bench) -> list[Phase]:
         bench.spec("bf16", "qwen-27b", memory=memory(0.9, 65536, *batches)),
     )  # fmt: skip
     return [
-        Phase("plain, gemv", tuple((s,) for s in first), compare("gemv-card", "w12", "gemv"), 90),
+        Phase("plain, gemv", tuple((s,) for s in first), compare("gemv-card", "w12", "gemv"), 90,
+              essential="w12"),
         Phase("plain, stock", tuple((s,) for s in second), compare("bf16", "w12-card", "bf16"), 90),
-    ]
+    ]  # fmt: skip
 
 
 def collect_logits(bench: Bench, name: str, model: str) -> None:
     """Keep a server's log-probabilities; a failure is noted."""
     try:
         found = logits.collect(bench.fleet.running[name].url, vocabulary(bench.models / model))
-        bench.book.put("logits", name, found)
+        bench.kept[name] = found
+        bench.book.put("logits", name, logits.as_text(found))
     except Exception as error:  # noqa: BLE001 - one measurement of many
         bench.book.fail(f"logits of {name}", error)
 
 
 def summarise_27b(bench: Bench) -> None:
     """Compare what is there so far: log-probabilities with stock's, pool sizes on 80 GB."""
-    kept = bench.book.results.get("logits", {})
+    kept = bench.kept
     for stock, other in (
         ("gemv-card", "w12"), ("bf16", "w12-card"), ("gemv-card", "bf16"), ("w12", "w12-card"),
     ):  # fmt: skip

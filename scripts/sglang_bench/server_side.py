@@ -27,7 +27,7 @@ _TARGET = "sglang.srt.model_loader.weight_utils.initialize_dummy_weights"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _DETOKENIZER = "sglang.srt.managers.detokenizer_manager"
 _HEAVY = (_SCHEDULER, "sglang.srt.model_loader.loader", "sglang.srt.models.registry")
-_POLL_S, _GIVE_UP_S = 0.05, 900.0
+_POLL_S, _GIVE_UP_S = 0.1, 900.0
 
 
 def register() -> None:
