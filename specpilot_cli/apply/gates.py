@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from specpilot_cli.apply.serving import Fleet
+from specpilot_cli.apply.serving import Servers
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.jsonl import write_jsonl
 from specpilot_cli.io.tokenizer_file import TokenizerFile
@@ -55,7 +55,7 @@ def judge(
     return "reject" if audit == "reject" else speed
 
 
-def bench(plan: GatePlan, fleet: Fleet, folder: Path, *, reporter: Reporter) -> PairedBenchResult:
+def bench(plan: GatePlan, fleet: Servers, folder: Path, *, reporter: Reporter) -> PairedBenchResult:
     """Every system of the fleet on unseen prompts, interleaved; answers are kept.
 
     Raises `MachineError` if a server died: the benchmark alone would only say that it is invalid.
@@ -78,7 +78,7 @@ def bench(plan: GatePlan, fleet: Fleet, folder: Path, *, reporter: Reporter) -> 
 
 
 def force(
-    plan: GatePlan, fleet: Fleet, timed: PairedBenchResult, *, reporter: Reporter
+    plan: GatePlan, fleet: Servers, timed: PairedBenchResult, *, reporter: Reporter
 ) -> TokenForceResult:
     """Audit the very answers that were timed; plain decoding on the BF16 weights scores them.
 

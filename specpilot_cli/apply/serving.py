@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from specpilot_cli.engines.base import EngineClient
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.process import ServerProcess, bind_port
 from specpilot_cli.errors import MachineError, SpecPilotError
@@ -35,6 +36,11 @@ class ServerPlan(Protocol):
         ...
 
     @property
+    def host(self) -> str:
+        """The address that it listens on."""
+        ...
+
+    @property
     def ready_timeout_s(self) -> float:
         """How long its start may take."""
         ...
@@ -53,6 +59,23 @@ class ServerPlan(Protocol):
 
     def meaning(self, log_path: Path) -> str | None:
         """What its log says about a failure, or None."""
+        ...
+
+
+class Servers(Protocol):
+    """The servers of a run as the gates see them, running at the same time or by turns."""
+
+    @property
+    def engines(self) -> Mapping[str, EngineClient]:
+        """A client for each, by system name."""
+        ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Work with the servers; if it fails and one of them has died, say that instead."""
+        ...
+
+    def check_after_failure(self) -> None:
+        """Raise `MachineError` for a server that has died, or is dying right now."""
         ...
 
 
@@ -107,10 +130,10 @@ def launch(
     with ExitStack() as stack:
         for index, plan in enumerate(plans):
             wanted = 0 if first_port is None else first_port + index
-            server = stack.enter_context(started(plan, logs, port=wanted, reporter=reporter))
-            engine = stack.enter_context(
-                HttpEngine(server.base_url, _REQUEST_S, name=f"{plan.label} server")
+            server = stack.enter_context(
+                started(plan, logs / f"{plan.name}.log", port=wanted, reporter=reporter)
             )
+            engine = stack.enter_context(client(plan, server))
             infos[plan.name] = shaken(plan, server, engine)
             servers[plan.name], engines[plan.name] = server, engine
         yield Fleet(servers, engines, infos, {plan.name: plan for plan in plans})
@@ -118,18 +141,17 @@ def launch(
 
 @contextmanager
 def started(
-    plan: ServerPlan, logs: Path, *, port: int, reporter: Reporter, host: str = "127.0.0.1"
+    plan: ServerPlan, log_path: Path, *, port: int, reporter: Reporter
 ) -> Iterator[ServerProcess]:
     """One server that is ready, on `port` (0: a free one); stopped at the end."""
-    log_path = logs / f"{plan.name}.log"
     with ExitStack() as stack:
-        with _held_port(port, host) as taken, explained(plan, log_path):
+        with _held_port(port, plan.host) as taken, explained(plan, log_path):
             reporter.note(f"starting {plan.label} on port {taken}")
             server = stack.enter_context(
                 ServerProcess(
                     plan.command(taken),
                     port=taken,
-                    host=host,
+                    host=plan.host,
                     log_path=log_path,
                     name=f"{plan.label} server",
                     env=plan.environment(),
@@ -138,6 +160,11 @@ def started(
                 )
             )
         yield server
+
+
+def client(plan: ServerPlan, server: ServerProcess) -> HttpEngine:
+    """A client of a started server."""
+    return HttpEngine(server.base_url, _REQUEST_S, name=f"{plan.label} server")
 
 
 def shaken(plan: ServerPlan, server: ServerProcess, engine: HttpEngine) -> Mapping[str, Any]:

@@ -202,14 +202,12 @@ def _apply(context: typer.Context, name: str | None) -> None:
 
 def _refuse_other_options(context: typer.Context, engine: str) -> None:
     """An option that the recipe's engine does not have would be ignored without a word."""
-    from click.core import ParameterSource
-
     from specpilot_cli.errors import InputError
 
     for owner, names in _ONLY.items():
         for name in names:
             source = context.get_parameter_source(name)
-            if owner != engine and source is ParameterSource.COMMANDLINE:
+            if owner != engine and source is not None and source.name == "COMMANDLINE":
                 raise InputError(
                     f"recipes for the engine `{engine}` have no such option",
                     where=f"--{name.replace('_', '-')}",

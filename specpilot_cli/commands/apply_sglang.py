@@ -13,7 +13,7 @@ from specpilot_cli.errors import InputError
 if TYPE_CHECKING:
     from specpilot_cli.apply.recipes import LoadedSglangRecipe
     from specpilot_cli.apply.sglang.run import RunningSystem, SglangResult
-    from specpilot_cli.apply.sglang.settings import SglangSettings
+    from specpilot_cli.apply.sglang.settings import SglangSettings, SystemChoice
     from specpilot_cli.schema.result import Envelope
 
 
@@ -43,7 +43,7 @@ def _settings(given: Mapping[str, Any]) -> SglangSettings:
     from specpilot_cli.apply.sglang.settings import SglangSettings
 
     single = bool(given["serve"] or given["emit"])
-    system = given["system"] or ("tuned" if single else "both")
+    system: SystemChoice = given["system"] or ("tuned" if single else "both")
     if single and system == "both":
         raise InputError(
             "--serve and --emit are for one server", where="--system", hint="stock or tuned"

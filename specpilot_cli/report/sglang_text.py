@@ -34,7 +34,7 @@ def print_sglang_plan(plan: PlannedSglangRun) -> None:
             ("drafter", plan.drafter or "none"),
             ("mechanisms", ", ".join(plan.mechanisms)),
             ("SGLang", plan.engine_versions),
-            ("servers", "all at once" if plan.together else "one after another"),
+            ("servers", "all at once" if plan.together else "by turns"),
             ("gates", _gates_text(plan)),
         ],
         title=f"would run {plan.recipe}",
@@ -117,7 +117,7 @@ def sglang_results(result: SglangResult) -> dict[str, Any]:
         "phases_s": dict(result.phases_s),
         "wall_s": sum(result.phases_s.values()),
         "sglang": None if install is None else install.sglang,
-        "together": result.checked.resident,
+        "together": result.checked.together,
         "judged": result.bench is not None,
         "reasons": list(result.reasons),
         "systems": [running_results(running) for running in result.systems],
@@ -146,9 +146,9 @@ def running_results(running: RunningSystem) -> dict[str, Any]:
 def kv_growth(result: SglangResult) -> float | None:
     """Tokens in the tuned server's KV pool over stock's, as SGLang reports both.
 
-    None where the gates ran: the pools were held to one size for the comparison.
+    None where both ran at once: the pools were held to one size for the comparison.
     """
-    if result.checked.resident:
+    if result.checked.together:
         return None
     tokens = {one.planned.system.name: one.facts.kv_tokens for one in result.systems}
     stock, tuned = tokens.get("baseline"), tokens.get("candidate")
@@ -214,8 +214,8 @@ def _running_row(running: RunningSystem) -> tuple[str, str, str, str, str]:
 def print_running(url: str, running: RunningSystem) -> None:
     """A server that stays: where it is, and what is active in it."""
     pairs: list[tuple[str, object]] = [("url", url), ("SGLang", running.facts.version)]
-    active = {} if running.state is None else running.state.active
-    pairs += _mechanism_pairs(active)
+    state = running.state
+    pairs += _mechanism_pairs({} if state is None else {str(k): v for k, v in state.active.items()})
     print_pairs(pairs, title=f"{running.planned.system.label} server, Ctrl-C ends it")
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 BEHAVIOUR: dict[str, Any] = {
@@ -72,8 +73,7 @@ def plugin_state() -> Any:
         return {**state, "active": {"w12": facts}}
     if not path or kind == "absent":
         return None
-    with open(path, "rb") as file:
-        content = file.read()
+    content = Path(path).read_bytes()
     state["config_sha256"] = hashlib.sha256(content).hexdigest()
     if kind == "inactive":
         return {**state, "problems": ["w12: Linear.apply has another signature in 0.5.99"]}

@@ -30,6 +30,7 @@ class SystemPlan:
     fault: LogitFault | None = None
     regime: RecipeRegime = _REGIME
     ready_timeout_s: float = 120.0
+    host: str = "127.0.0.1"
 
     def command(self, port: int) -> list[str]:
         """The `specpilot serve` command line."""

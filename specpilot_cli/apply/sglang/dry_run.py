@@ -55,7 +55,7 @@ def plan_sglang(checked: CheckedSglang, folder: Path) -> PlannedSglangRun:
         target_known_from=models.target.known_from,
         drafter=None if models.drafter is None else models.drafter.source,
         mechanisms=tuple(mechanism.mechanism for mechanism in recipe.mechanisms),
-        together=checked.resident,
+        together=checked.together,
         n_timed_prompts=None if checked.gates is None else checked.gates.n_timed,
         no_gates=checked.no_gates,
         servers=tuple(
@@ -67,7 +67,7 @@ def plan_sglang(checked: CheckedSglang, folder: Path) -> PlannedSglangRun:
 def _server(checked: CheckedSglang, planned: PlannedSystem, index: int) -> PlannedServer:
     system, first = planned.system, checked.settings.first_port
     # servers that follow each other share the first port
-    port = None if first is None else first + (index if checked.resident else 0)
+    port = None if first is None else first + (index if checked.together else 0)
     words = system.command(port or 0)
     if port is None:
         words[words.index("--port") + 1] = "PORT"

@@ -37,30 +37,22 @@ def check_server(engine: EngineClient, url: str, expected: Sequence[str]) -> Ser
     """Ask the server at `url`. Raises `MachineError` if it does not answer."""
     info = engine.server_info()
     own = info.get("specpilot")
-    if isinstance(own, Mapping):
-        active = _reference_mechanisms(own)
-        name, version, problems = "specpilot-reference", own.get("version"), ()
-    else:
-        state = read_plugin_state(info)
-        active, version, problems = _plugin(state)
-        name = "sglang"
+    is_reference = isinstance(own, Mapping)
+    state = None if is_reference else read_plugin_state(info)
+    active = _reference_mechanisms(own) if isinstance(own, Mapping) else _mechanisms(state)
     return ServerCheck(
         url=url,
-        engine=name,
+        engine="specpilot-reference" if is_reference else "sglang",
         facts=read_facts(info),
-        plugin_version=version if isinstance(version, str) else None,
+        plugin_version=None if state is None else state.plugin_version,
         active=active,
         missing=tuple(mechanism for mechanism in expected if mechanism not in active),
-        problems=problems,
+        problems=() if state is None else state.problems,
     )
 
 
-def _plugin(
-    state: PluginState | None,
-) -> tuple[dict[str, Mapping[str, Any]], str | None, tuple[str, ...]]:
-    if state is None:
-        return {}, None, ()
-    return dict(state.active), state.plugin_version, state.problems
+def _mechanisms(state: PluginState | None) -> dict[str, Mapping[str, Any]]:
+    return {} if state is None else {str(name): facts for name, facts in state.active.items()}
 
 
 def _reference_mechanisms(own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

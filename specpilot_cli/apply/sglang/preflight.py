@@ -43,8 +43,8 @@ class PlannedSystem:
 class CheckedSglang:
     """A recipe that can be planned; and launched, if it was checked for that.
 
-    resident: all servers at once, with the gates; otherwise one after another, and no_gates says
-    why. install: None where SGLang was not looked for, or is not there.
+    together: all servers run at once; otherwise by turns. gates: None where nothing is judged, and
+    no_gates says why. install: None where SGLang was not looked for.
     """
 
     loaded: LoadedSglangRecipe
@@ -54,13 +54,9 @@ class CheckedSglang:
     taken_bytes: int
     install: SglangInstall | None
     systems: tuple[PlannedSystem, ...]
+    together: bool
     gates: GatePlan | None
     no_gates: str | None
-
-    @property
-    def resident(self) -> bool:
-        """Whether the servers run at the same time."""
-        return self.gates is not None
 
 
 def check_sglang(
@@ -78,13 +74,13 @@ def check_sglang(
         for port in range(settings.first_port, settings.first_port + 3):
             check_port_free(port, host=settings.host)
     checked = CheckedSglang(
-        loaded, settings, models, device, taken, install, (), None,
+        loaded, settings, models, device, taken, install, (), False, None,
         "only one system is started" if settings.system != "both" else None,
     )  # fmt: skip
     if settings.system == "both":
         checked = _with_gates(checked, folder)
-    if not checked.resident:
-        systems = _systems(checked, folder, with_ar=False, resident=False)
+    if not checked.together:
+        systems = _systems(checked, folder, with_ar=checked.gates is not None, together=False)
         checked = replace(checked, systems=tuple(_planned(checked, one, taken) for one in systems))
     for planned in checked.systems:
         refuse_misfit(planned)
@@ -123,22 +119,24 @@ def _install(loaded: LoadedSglangRecipe, settings: SglangSettings) -> SglangInst
 
 
 def _with_gates(checked: CheckedSglang, folder: Path) -> CheckedSglang:
-    """The recipe with both gates if they can run, else with the reason why they cannot."""
+    """The recipe with both gates if they can run, else with the reason why they cannot.
+
+    Servers that do not fit on the device together are measured by turns: each serves all prompts
+    before the next one is started.
+    """
     gates = _gate_plan(checked)
     if isinstance(gates, str):
         return replace(checked, no_gates=gates)
     taken, planned = checked.taken_bytes, []
-    for system in _systems(checked, folder, with_ar=True, resident=True):
+    for system in _systems(checked, folder, with_ar=True, together=True):
         one = _planned(checked, system, taken)
-        planned.append(one)
         if one.memory.problems:
-            return replace(
-                checked,
-                no_gates=f"the servers do not fit on the device together: with "
-                f"{format_bytes(taken)} taken, {one.memory.problems[0]} ({system.label})",
-            )
+            block = max(gates.n_timed, gates.bench.batch)
+            turns = replace(gates, bench=replace(gates.bench, block_requests=block))
+            return replace(checked, gates=turns)
+        planned.append(one)
         taken += one.memory.resident_bytes
-    return replace(checked, systems=tuple(planned), gates=gates)
+    return replace(checked, systems=tuple(planned), together=True, gates=gates)
 
 
 def _gate_plan(checked: CheckedSglang) -> GatePlan | str:
@@ -166,7 +164,7 @@ def _gate_plan(checked: CheckedSglang) -> GatePlan | str:
 
 
 def _systems(
-    checked: CheckedSglang, folder: Path, *, with_ar: bool, resident: bool
+    checked: CheckedSglang, folder: Path, *, with_ar: bool, together: bool
 ) -> list[SglangSystem]:
     """The servers to start, in that order."""
     recipe, models = checked.loaded.recipe, checked.models
@@ -176,7 +174,7 @@ def _systems(
         extra["tp-size"] = recipe.tensor_parallel
     if recipe.device == "cpu":
         extra["device"] = "cpu"
-    if resident:
+    if together:
         gates = recipe.gates
         limit = None if gates is None else gates.max_total_tokens
         extra["max-total-tokens"] = limit or recipe.regime.requests * recipe.regime.context

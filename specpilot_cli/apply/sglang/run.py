@@ -18,6 +18,7 @@ from specpilot_cli.apply.gates import RecipeVerdict, bench, force, judge
 from specpilot_cli.apply.phases import Phases
 from specpilot_cli.apply.serving import Fleet, launch
 from specpilot_cli.apply.sglang.preflight import CheckedSglang, PlannedSystem
+from specpilot_cli.apply.sglang.turns import TurnTaking
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.sglang.info import ServerFacts, read_facts, read_plugin_state
 from specpilot_cli.errors import MachineError, MeasurementInvalid
@@ -85,7 +86,7 @@ def apply_sglang(
     for planned in checked.systems:
         phases.begin(f"serve {planned.system.name}", f"serve: {planned.system.label}")
         with _fleet(checked, [planned], folder, reporter) as fleet:
-            running += _running(fleet, [planned])
+            running += _running(fleet.infos, [planned])
             with fleet.watched():
                 _smoke(fleet)
     phases.end()
@@ -106,7 +107,7 @@ def serve_sglang(
     """
     (planned,) = checked.systems
     with _fleet(checked, [planned], folder, reporter) as fleet:
-        (running,) = _running(fleet, [planned])
+        (running,) = _running(fleet.infos, [planned])
         on_ready(fleet.servers[planned.system.name].base_url, running)
         _watch(fleet)
 
@@ -123,13 +124,30 @@ def _fleet(
         yield fleet
 
 
+@contextmanager
+def _turns(
+    checked: CheckedSglang, planned: Sequence[PlannedSystem], folder: Path, reporter: Reporter
+) -> Iterator[TurnTaking]:
+    """One server at a time; each is started again whenever its turn comes."""
+    for one in planned:
+        one.system.write_plugin()
+    plans = {one.system.name: one.system for one in planned}
+    reporter.note("the servers do not fit together: each is started again when it is its turn")
+    port = checked.settings.first_port or 0
+    with TurnTaking(plans, folder / LOGS, port, reporter) as turns:
+        yield turns
+
+
 def _judged(checked: CheckedSglang, folder: Path, reporter: Reporter) -> SglangResult:
     phases = Phases(reporter, total=3)
     gates, audit = checked.gates, None
     assert gates is not None
     phases.begin("serve", f"serve: {', '.join(one.system.label for one in checked.systems)}")
-    with _fleet(checked, checked.systems, folder, reporter) as fleet:
-        running = _running(fleet, checked.systems)
+    start = _fleet if checked.together else _turns
+    with start(checked, checked.systems, folder, reporter) as fleet:
+        for one in checked.systems:
+            fleet.engines[one.system.name].server_info()
+        running = _running(fleet.infos, checked.systems)
         phases.begin("paired_bench", "is it faster? paired benchmark on unseen prompts")
         timed = bench(gates, fleet, folder, reporter=reporter)
         if timed.verdict != "invalid":
@@ -139,10 +157,12 @@ def _judged(checked: CheckedSglang, folder: Path, reporter: Reporter) -> SglangR
     return SglangResult(checked, folder, tuple(running), timed, audit, phases.seconds)
 
 
-def _running(fleet: Fleet, planned: Sequence[PlannedSystem]) -> list[RunningSystem]:
+def _running(
+    infos: Mapping[str, Mapping[str, Any]], planned: Sequence[PlannedSystem]
+) -> list[RunningSystem]:
     found = []
     for one in planned:
-        info: Mapping[str, Any] = fleet.infos[one.system.name]
+        info = infos[one.system.name]
         found.append(RunningSystem(one, read_facts(info), read_plugin_state(info)))
     return found
 

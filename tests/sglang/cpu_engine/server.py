@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from specpilot_cli.engines.process import ServerProcess, check_port_free
 from specpilot_cli.engines.sglang.launch import server_command, server_environment
 from specpilot_cli.errors import MachineError
 from specpilot_cli.schema.plugin_config import PluginConfig
-from tests.sglang.cpu_engine.models import TinyPair
+from specpilot_cli.schema.sglang_recipe import Argument
+from tests.sglang.cpu_engine.models import BLOCK, TinyPair
 
 _HERE = Path(__file__).resolve().parent
-_REPO = _HERE.parents[2]
-SITE = _HERE / "site"
-PYTHON = _REPO / ".venv-sglang/bin/python"
+_SITE = _HERE / "site"
+PYTHON = _HERE.parents[2] / ".venv-sglang/bin/python"
 
-_ARGUMENTS = {
+ARGUMENTS: Mapping[str, Argument] = {
     "device": "cpu",
     "attention-backend": "torch_native",
     "mem-fraction-static": 0.1,
@@ -30,8 +30,13 @@ _ARGUMENTS = {
     "disable-radix-cache": True,
     "skip-server-warmup": True,
     "sleep-on-idle": True,  # otherwise every idle server spins on a core
+    "speculative-algorithm": "DFLASH",
+    "speculative-num-draft-tokens": BLOCK,
 }
-_ENVIRONMENT = {
+"""What every server is given, beside its models and ports."""
+
+ENVIRONMENT: Mapping[str, str] = {
+    "PYTHONPATH": str(_SITE),
     "SGLANG_USE_CPU_ENGINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
@@ -40,15 +45,14 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class CpuServer:
-    """One server of the tiny pair, not started yet.
+    """A server of the tiny pair, DFLASH with the drafter; not started yet.
 
-    speculate: DFLASH with the drafter instead of one token a step. plugin: specpilot's
-    configuration, or the text of its file; None for stock. arguments: more words for its command
-    line. environment: more variables. site: a folder that its interpreter looks into first.
+    plugin: specpilot's configuration, or the text of its file; None for stock. arguments: more
+    words for its command line. environment: more variables. site: a folder that its interpreter
+    looks into first.
     """
 
     name: str
-    speculate: bool = True
     plugin: PluginConfig | str | None = None
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -62,20 +66,19 @@ class CpuServer:
             text = self.plugin if isinstance(self.plugin, str) else self.plugin.model_dump_json()
             config.write_text(text, encoding="utf-8")
         port = _port()
-        speculation = {"speculative-algorithm": "DFLASH"} if self.speculate else {}
         command = server_command(
-            str(PYTHON), str(pair.target), {**_ARGUMENTS, **speculation}, host="127.0.0.1",
-            port=port, drafter=str(pair.drafter) if self.speculate else None,
+            str(PYTHON), str(pair.target), ARGUMENTS, host="127.0.0.1", port=port,
+            drafter=str(pair.drafter),
         )  # fmt: skip
-        first = [] if self.site is None else [self.site]
-        path = os.pathsep.join(map(str, [*first, SITE, _REPO, _REPO / "kernels"]))
-        environment = {**_ENVIRONMENT, **self.environment}
+        environment = {**ENVIRONMENT, **self.environment}
+        if self.site is not None:
+            environment["PYTHONPATH"] = os.pathsep.join([str(self.site), str(_SITE)])
         return ServerProcess(
             [*command, *self.arguments],
             port=port,
             log_path=folder / f"{self.name}.log",
             name=f"{self.name} server",
-            env={**server_environment(environment, config), "PYTHONPATH": path},
+            env=server_environment(environment, config),
             ready_timeout_s=600.0,
             stop_timeout_s=5.0,
         )
@@ -101,23 +104,16 @@ def start_together(stack: ExitStack, processes: Sequence[ServerProcess]) -> None
         one.result()
 
 
-def processes_of(server: ServerProcess) -> dict[int, str]:
-    """The running processes of a server: id -> name. Nothing once it was stopped."""
+def processes_of(logs: Path) -> dict[int, str]:
+    """Running processes that print to the file or folder `logs`: id -> name.
+
+    A server's children inherit that, and nothing that SGLang does to them changes it.
+    """
     found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and server.owns(int(entry.name)):
-            with suppress(OSError):
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone, a zombie, or another user's
+            if Path((entry / "fd/1").readlink()).is_relative_to(logs):
                 found[int(entry.name)] = (entry / "comm").read_text().strip()
-    return found
-
-
-def living(pids: Iterable[int]) -> list[int]:
-    """Those of `pids` that still run; a zombie does not."""
-    found = []
-    for pid in pids:
-        with suppress(OSError):
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-            found += [pid] if state != "Z" else []
     return found
 
 

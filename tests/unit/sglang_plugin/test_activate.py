@@ -197,6 +197,11 @@ def test_the_report_is_added_to_a_reply(state: State) -> None:
     assert reply.internal_state["other"] == 1
 
 
+def test_a_reply_of_another_form_does_not_stop_a_server(state: State, caplog: Any) -> None:
+    assert activate.add_report(object()) is None
+    assert "cannot report" in caplog.text
+
+
 def test_facts_that_fail_do_not_stop_a_server(state: State) -> None:
     def broken() -> dict[str, Any]:
         raise KeyError("x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,12 +55,39 @@ def test_every_tensor_comes_back_under_its_name(plugin: Any, folders: tuple[Path
     for name, tensor in found:
         assert tensor.dtype == wanted[name].dtype
         assert torch.equal(bits(tensor), bits(wanted[name]))
+    assert plugin.w12_config.FACTS.decoded == len(wanted)
+
+
+def test_a_folder_that_nobody_decoded_is_no_model(plugin: Any) -> None:
+    facts = plugin.w12_config.FACTS
+    facts.asked, facts.checkpoint = True, "w12"
+    facts.add("a", plugin.w12_facts.Encoded(1, 2, 1, 0, True, "kernel", 0.0))
+    assert "records were not decoded" in facts.report()
+    with pytest.raises(plugin.w12_product.W12Error, match="without decoding"):
+        plugin.w12_config.loaded(None, object())
 
 
 def test_other_folders_go_to_the_stock_reader(plugin: Any, folders: tuple[Path, Path]) -> None:
     source, _ = folders
     shards = [str(path) for path in sorted(source.glob("*.safetensors"))]
     assert read(plugin, source) == [("stock", shards)]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_manifest_of_a_model_on_the_hub_is_fetched(
+    plugin: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    fetched: list[tuple[Any, ...]] = []
+
+    def cached_file(name: str, file: str, **options: Any) -> None:
+        fetched.append((name, file, options["revision"], options["cache_dir"]))
+
+    monkeypatch.setattr(plugin.w12_checkpoint, "cached_file", cached_file)
+    path = str(tmp_path) if local else "owner/name"
+    plugin.w12_checkpoint.fetch_manifest(
+        SimpleNamespace(model_path=path, revision="r"), SimpleNamespace(download_dir="/d")
+    )
+    assert fetched == ([] if local else [("owner/name", "w12_manifest.json", "r", "/d")])
 
 
 def test_damage_is_named_and_nothing_runs_on(plugin: Any, folders: tuple[Path, Path]) -> None:

@@ -72,10 +72,11 @@ def test_which_layers_get_it(plugin: Any) -> None:
     assert method(fake.ParallelLMHead, "lm_head") == "W12LinearMethod"
     assert method(fake.LinearBase, "visual.blocks.0.attn.qkv") == "UnquantizedLinearMethod"
     assert method(fake.LinearBase, "visual.blocks.1.attn.qkv") == "UnquantizedLinearMethod"
+    assert method(fake.LinearBase, "model.embed_vision.proj") == "UnquantizedLinearMethod"
     assert method(fake.FusedMoE, "model.layers.0.mlp.experts") == "NoneType"
     assert method(torch.nn.Module, "model.layers.0.attn") == "NoneType"
     kept = plugin.w12_config.FACTS.kept
-    assert set(kept) == {"visual", "model.layers.0.mlp.experts"}
+    assert set(kept) == {"visual", "model.embed_vision", "model.layers.0.mlp.experts"}
 
 
 def test_a_model_without_a_layer_for_it_is_not_active(plugin: Any) -> None:
@@ -114,6 +115,7 @@ def test_a_drafter_is_built_as_without_w12_unless_asked_for(plugin: Any, asked: 
     [
         ({}, None),
         ({"algorithm": "NGRAM"}, None),
+        ({"algorithm": "STANDALONE"}, None),
         ({"algorithm": "DSPARK"}, None),
         ({"algorithm": "DFLASH", "drafter": "dflash2"}, None),
         ({"algorithm": "DFLASH", "drafter": "dflash"}, "the DFLASH drafter multiplies"),
@@ -136,6 +138,15 @@ def test_when_the_head_stays(
     head = plugin.fake.ParallelLMHead(256, 512, config, "lm_head")
     if reason is None:
         assert type(head.quant_method).__name__ == "W12LinearMethod"
+        head.load(ordinary(512, 256))
+        head.finish()
+        # What SGLang's drafters ask of a quantized head.
+        assert (head.weight.dtype, head.weight.numel()) == (torch.uint8, 0)
+        x = ordinary(3, 256, 1)
+        wanted = torch.nn.functional.linear(x, ordinary(512, 256))
+        assert torch.equal(bits(head(x)), bits(wanted))
+        head.quant_method.restore_weights_before_loading(head)
+        assert torch.equal(bits(head.weight.data), bits(ordinary(512, 256)))
     else:
         assert type(head.quant_method) is plugin.fake.UnquantizedEmbeddingMethod
         assert reason in plugin.w12_config.FACTS.kept["lm_head"]

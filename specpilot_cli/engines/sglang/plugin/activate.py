@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +19,8 @@ from specpilot_cli.schema.plugin_config import (
     Mechanism,
     PluginConfig,
 )
+
+_log = logging.getLogger(__name__)
 
 MODULES: Final[dict[Mechanism, str]] = {
     "w12": "specpilot_cli.engines.sglang.plugin.w12_config",
@@ -89,5 +92,11 @@ def _reports(version: str, state: State) -> bool:
 
 
 def add_report(reply: Any, *_args: Any, **_kwargs: Any) -> None:
-    """AFTER `Scheduler.get_internal_state`: put this plugin's state into its reply."""
-    reply.internal_state[PLUGIN_STATE_KEY] = STATE.report()
+    """AFTER `Scheduler.get_internal_state`: put this plugin's state into its reply.
+
+    Whatever goes wrong, the server goes on; a missing state is a refusal to whoever asks for it.
+    """
+    try:
+        reply.internal_state[PLUGIN_STATE_KEY] = STATE.report()
+    except Exception:  # noqa: BLE001 - logged, and the missing state is the answer
+        _log.exception("specpilot: the plugin cannot report")

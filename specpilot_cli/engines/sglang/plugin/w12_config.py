@@ -29,18 +29,17 @@ from specpilot_cli.engines.sglang.plugin import (
     w12_tied,
 )
 from specpilot_cli.engines.sglang.plugin.state import State
-from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
+from specpilot_cli.engines.sglang.plugin.w12_facts import FACTS
 from specpilot_cli.schema.plugin_config import QUANTIZATION, PluginConfig, W12Plugin
-from specpilot_kernels.w12.manifest import W12FolderError, check_versions
+from specpilot_kernels.w12.manifest import check_versions
 
 MIN_CAPABILITY: Final = 80
 
-_ENCODERS = re.compile(r"(^|\.)(visual|vision|audio|mm_projector|multi_modal)")
+_ENCODERS = re.compile(r"(^|\.)[^.]*(visual|vision|image|audio|speech|mm_proj|multi_modal)[^.]*")
 """Towers that see a picture or a sound once, with thousands of rows: W12 gains nothing there."""
 
 ENCODER = "it encodes images or sound, in large batches"
 
-FACTS = Facts()
 _settings = W12Plugin()
 
 
@@ -96,7 +95,7 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
             return self._method(name, UnquantizedLinearMethod)
         if isinstance(layer, ParallelLMHead):
             if self.head_reason is None:
-                return self._method(name, UnquantizedEmbeddingMethod)
+                return self._method(name, UnquantizedEmbeddingMethod, is_head=True)
             FACTS.keep(name, self.head_reason)
         elif "MoE" in type(layer).__name__:
             FACTS.keep(name, "experts have no W12 kernel")
@@ -106,14 +105,16 @@ class W12Config(QuantizationConfig):  # type: ignore[misc]
         """Give W12 to a linear layer that was built without a configuration."""
         self._method(self.prefix + prefix, UnquantizedLinearMethod).adopt(layer)
 
-    def _method(self, name: str, stock: Callable[[], Any]) -> Any:
-        return w12_linear.W12LinearMethod(name, stock, FACTS, verify=_settings.verify)
+    def _method(self, name: str, stock: Callable[[], Any], *, is_head: bool = False) -> Any:
+        return w12_linear.W12LinearMethod(
+            name, stock, FACTS, verify=_settings.verify, is_head=is_head
+        )
 
 
 def _tower(name: str) -> str:
     """One entry for a tower, not one for each of its layers."""
     found = _ENCODERS.search(name)
-    return name[: name.find(".", found.end())] if found and "." in name[found.end() :] else name
+    return name[: found.end()] if found else name
 
 
 def activate(config: PluginConfig, state: State) -> None:
@@ -158,7 +159,8 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
     if drafter and not _settings.drafter:
         return None
     if found.checkpoint_is_w12:
-        _check_load_format(load_config)
+        w12_checkpoint.check_load_format(load_config)
+        w12_checkpoint.fetch_manifest(model_config, load_config)
     if torch.cuda.is_available():
         w12_product.warm(torch.cuda.current_device())
     w12_models.adapt(W12Config)
@@ -172,18 +174,15 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
 
 
 def loaded(_result: Any, runner: Any) -> None:
-    """AFTER `ModelRunner.load_model`: layers are encoded, memory is not yet divided."""
+    """AFTER `ModelRunner.load_model`: layers are encoded, memory is not yet divided.
+
+    W12Error: SGLang read a W12 folder in a way that passed by the decoder.
+    """
+    if FACTS.checkpoint == "w12" and not FACTS.decoded:
+        raise w12_product.W12Error("SGLang read the W12 folder without decoding it")
     head = getattr(runner.model, "lm_head", None)
     if runner.is_draft_worker or not FACTS.asked or not w12_tied.is_tied(runner.model, head):
         return
     asked = _settings.lm_head and _settings.tied_lm_head
     reason = w12_head.precision_reason(runner.model_config)
     w12_tied.copy_tied_head(head, FACTS, reason=reason if asked else w12_tied.NOT_ASKED)
-
-
-def _check_load_format(load_config: Any) -> None:
-    given = str(getattr(load_config.load_format, "value", load_config.load_format))
-    if given not in ("auto", "safetensors"):
-        raise W12FolderError(
-            f"a W12 folder is read with --load-format auto or safetensors, not {given}"
-        )

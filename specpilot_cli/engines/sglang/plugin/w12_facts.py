@@ -37,12 +37,14 @@ class Facts:
     """One per process, and of one tensor-parallel rank.
 
     encoded: name -> layer. kept: name -> why it stays BF16. The drafter's names begin with
-    "drafter.". tp_size: ranks that share each layer. asked: SGLang built a model with W12.
+    "drafter.". decoded: tensors that were read from W12 records. tp_size: ranks that share each
+    layer. asked: SGLang built a model with W12.
     """
 
     encoded: dict[str, Encoded] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     checkpoint: Checkpoint = "bf16"
+    decoded: int = 0
     tp_size: int = 1
     asked: bool = False
     _names: set[str] = field(default_factory=set)
@@ -74,6 +76,8 @@ class Facts:
                 "the server runs without it: give `--quantization w12`, or a model folder that "
                 "`specpilot convert-w12` wrote"
             )
+        if self.checkpoint == "w12" and not self.decoded:
+            return "the folder's records were not decoded: its weights are not loaded"
         if not self.encoded:
             return f"no layer could be encoded: {self._reasons() or 'the model has no such layer'}"
         layers = list(self.encoded.values())
@@ -98,3 +102,7 @@ class Facts:
     def _reasons(self) -> str:
         found = sorted(set(self.kept.values()))
         return "; ".join(found[:3])
+
+
+FACTS = Facts()
+"""Of this process."""

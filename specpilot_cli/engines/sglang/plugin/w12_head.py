@@ -10,7 +10,9 @@ from transformers import PretrainedConfig
 NOT_ASKED = "the configuration says lm_head: false"
 FP32 = "its logits are asked for in float32"
 
-_WITHOUT_DRAFT_HEAD = {"", "NONE", "NGRAM"}
+_WITHOUT_DRAFT_HEAD = {"", "NONE", "NGRAM", "STANDALONE"}
+"""Algorithms without a drafter, or with one that has a head of its own."""
+
 _THROUGH_METHOD = {"DSPARK"}
 """Algorithms whose drafters use the target's head through its quantization method."""
 

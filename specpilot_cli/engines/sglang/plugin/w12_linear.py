@@ -2,7 +2,7 @@
 
 SGLang's own loaders shard and merge the BF16 weight, whatever the parallelism; what they made is
 encoded then. So each rank encodes its shard, and nothing of a loader knows W12. The BF16 weight is
-dropped: `layer.weight` is None afterwards, and code that would read it fails instead of using it.
+dropped: a layer's weight is None afterwards, and code that would read it fails instead of using it.
 
 `W12LinearMethod` is not an `UnquantizedLinearMethod`, by which SGLang recognises layers whose
 weight may be read. A layer that stays BF16 becomes a stock layer, method included.
@@ -32,10 +32,24 @@ Layer = Any
 
 
 class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
-    """One per layer. name: as in the facts; stock: makes the method of a layer that stays BF16."""
+    """One per layer.
 
-    def __init__(self, name: str, stock: Callable[[], Any], facts: Facts, *, verify: bool) -> None:
+    name: as in the facts. stock: makes the method of a layer that stays BF16. verify: see `encode`.
+    is_head: leave an empty uint8 weight instead of None. Drafters that use the target's head ask it
+    for its dtype, and take one that is no floating-point type for a quantized head.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stock: Callable[[], Any],
+        facts: Facts,
+        *,
+        verify: bool,
+        is_head: bool = False,
+    ) -> None:
         self.name = name
+        self._is_head = is_head
         self._make_stock = stock
         self._stock = stock()
         self._facts = facts
@@ -52,16 +66,16 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         """Take charge of a layer whose stock weight is there, not loaded yet."""
         self.name = self._facts.claim(self.name)
         self._own = layer.weight
-        layer.quant_method = self
+        layer.quant_method, layer.w12_product = self, None
 
     def process_weights_after_loading(self, layer: Layer) -> None:
         """Encode the loaded weight and drop it, or make the layer a stock one.
 
         W12Error: the weight is not there, too little memory, or a bit that does not come back.
         """
-        weight = layer.weight
-        if weight is None:  # called again without another load
+        if layer.w12_product is not None:  # called again without another load
             return
+        weight = layer.weight
         if weight.is_meta:
             raise W12Error(f"`{self.name}` is offloaded: W12 needs its weights on the GPU")
         is_shared = weight is not self._own
@@ -78,13 +92,16 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self._attributes = dict(vars(weight))
         self._own = None
         del layer.weight
-        layer.register_parameter("weight", None)
+        empty = torch.empty(0, dtype=torch.uint8, device=weight.device)
+        layer.register_parameter(
+            "weight", Parameter(empty, requires_grad=False) if self._is_head else None
+        )
 
     def restore_weights_before_loading(self, layer: Layer) -> None:
         """Give a new load a BF16 weight to write to, with the old values."""
-        if layer.weight is not None:
+        product: Product | None = layer.w12_product
+        if product is None:
             return
-        product: Product = layer.w12_product
         weight = Parameter(product.to_bf16(), requires_grad=False)
         for name, value in self._attributes.items():
             setattr(weight, name, value)
@@ -96,7 +113,7 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self, layer: Layer, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return x bfloat16 [..., in_features] times the weight plus bias."""
-        if layer.weight is not None:  # before the weights are loaded
+        if layer.w12_product is None:  # before the weights are loaded
             stock: torch.Tensor = self._stock.apply(layer, x, bias)
             return stock
         product: torch.Tensor = layer.w12_product(x, bias)

@@ -120,10 +120,13 @@ class FakeSglang:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, *words: str, **behaviour: Any) -> subprocess.Popen[str]:
-        """`specpilot WORDS` in the background."""
+    def start(self, *words: str, code: str = "", **behaviour: Any) -> subprocess.Popen[str]:
+        """`specpilot WORDS` in the background; Python `code` runs before."""
+        program = (
+            f"import sys\n{code}\nfrom specpilot_cli.main import main\nsys.exit(main(sys.argv[1:]))"
+        )
         return subprocess.Popen(
-            [sys.executable, "-m", "specpilot_cli", *words],
+            [sys.executable, "-c", program, *words],
             cwd=self.folder,
             env=self.environment(behaviour),
             stdin=subprocess.DEVNULL,
@@ -132,11 +135,13 @@ class FakeSglang:
             text=True,
         )
 
-    def run(self, *words: str, **behaviour: Any) -> subprocess.CompletedProcess[str]:
-        """`specpilot WORDS`, at most a minute."""
-        process = self.start(*words, **behaviour)
+    def run(
+        self, *words: str, code: str = "", **behaviour: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """`specpilot WORDS`, for at most two minutes."""
+        process = self.start(*words, code=code, **behaviour)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

@@ -54,7 +54,10 @@ def test_both_systems_one_after_another(fake: FakeSglang, sglang_recipe: Make) -
     assert results["kv_growth_ratio"] == pytest.approx(5096 / 4096)
     run = fake.folder / "run"
     assert json.loads((run / "result.json").read_text()) == envelope
-    assert sorted(path.name for path in (run / "logs").iterdir()) == ["baseline.log", "candidate.log"]
+    assert sorted(path.name for path in (run / "logs").iterdir()) == [
+        "baseline.log",
+        "candidate.log",
+    ]
     assert not (run / "UNFINISHED").exists()
     assert "nothing will be judged: the recipe has no gates" in done.stderr
     assert fake.left_over() == []
@@ -94,6 +97,35 @@ def test_with_a_drafter_a_third_server_scores(fake: FakeSglang, sglang_recipe: M
     assert systems[1]["facts"]["draft_tokens"] == 8
 
 
+_ROOM_FOR_ONE = """
+import specpilot_cli.apply.sglang.device as device
+device.memory_bytes = lambda: 900_000_000
+"""
+
+
+def test_servers_that_do_not_fit_together_take_turns(fake: FakeSglang, sglang_recipe: Make) -> None:
+    """What one server is planned to take, and no more than one, fits."""
+    speed = {"": 0.002, "w12": 0.0012}
+    words = ("apply", "recipe", str(sglang_recipe(gates=True)), "--out", "run")
+    done = fake.run(*words, code=_ROOM_FOR_ONE, s_per_token=speed)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((fake.folder / "run" / "result.json").read_text())
+    assert result["verdict"] == "promote"
+    assert result["results"]["together"] is False
+    assert result["results"]["kv_growth_ratio"] == pytest.approx(5096 / 4096)
+    logs = {path.name for path in (fake.folder / "run/logs").iterdir()}
+    assert {"baseline-1.log", "candidate-1.log", "baseline-2.log"} <= logs
+    # never two at once: each start follows the end of another
+    assert "each is started again when it is its turn" in done.stderr
+    assert fake.left_over() == []
+
+
+def test_death_in_turns(fake: FakeSglang, sglang_recipe: Make) -> None:
+    words = ("apply", "recipe", str(sglang_recipe(gates=True)), "--out", "run")
+    done = fake.run(*words, code=_ROOM_FOR_ONE, dies=6)
+    _fails(fake, done, "server ended with status 137", "unspecified launch failure", "run/logs/")
+
+
 @pytest.mark.parametrize(
     ("line", "meaning"),
     [
@@ -108,7 +140,9 @@ def test_with_a_drafter_a_third_server_scores(fake: FakeSglang, sglang_recipe: M
 def test_death_during_the_start(
     fake: FakeSglang, sglang_recipe: Make, line: str, meaning: str
 ) -> None:
-    done = _apply(fake, sglang_recipe(), dies="at start", says=["Ignore import error: out of memory", line])
+    done = _apply(
+        fake, sglang_recipe(), dies="at start", says=["Ignore import error: out of memory", line]
+    )
     _fails(fake, done, "the stock server ended with status 3", line, meaning)
     assert f"{fake.folder}/run/logs/baseline.log" in done.stderr
     assert (fake.folder / "run" / "UNFINISHED").exists()
@@ -163,7 +197,9 @@ def test_a_version_that_is_known_before_the_start(
 ) -> None:
     old = FakeSglang(tmp_path, install(tmp_path / "old", version="0.5.19"), fake.repo)
     done = _apply(old, sglang_recipe())
-    _fails(old, done, "SGLang 0.5.19 is installed, the recipe is for", "pip install 'sglang==0.5.23'")
+    _fails(
+        old, done, "SGLang 0.5.19 is installed, the recipe is for", "pip install 'sglang==0.5.23'"
+    )
     assert not (tmp_path / "run").exists()
 
 
