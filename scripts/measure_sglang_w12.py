@@ -122,6 +122,10 @@ def load(bench: Bench, phase: Phase, following: Phase | None) -> Servers:
     fleet.wait_parked(spec.name for spec in phase.specs())
     if following is not None:
         fleet.launch(following.specs())
+    for spec in phase.sides:
+        fleet.open(spec.name)
+    for spec in phase.sides:
+        fleet.wait_pools(spec.name)
     side = threading.Thread(target=_side_work, args=(bench, phase), daemon=True)
     side.start()
     for group in phase.groups:
@@ -145,8 +149,6 @@ def load(bench: Bench, phase: Phase, following: Phase | None) -> Servers:
 def _side_work(bench: Bench, phase: Phase) -> None:
     if phase.side is None:
         return
-    for spec in phase.sides:
-        bench.fleet.open(spec.name)
     ready = [_ready(bench, spec.name) for spec in phase.sides]
     if all(ready):
         phase.side(bench)

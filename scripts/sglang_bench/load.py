@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 75.0
 
 Ids = tuple[int, ...]
 

@@ -67,7 +67,8 @@ def _facts(state: PluginState, name: str) -> RecorderFacts:
     found = state.active.get("recorder")
     if found is None:
         reason = "; ".join(state.problems) or "its configuration does not ask for it"
-        raise MachineError(f"{name} does not record lattices: {reason}", hint=_ACTIVATE)
+        hint = "mend that and restart the server" if state.problems else _ACTIVATE
+        raise MachineError(f"{name} does not record lattices: {reason}", hint=hint)
     try:
         return RecorderFacts(
             folder=Path(found["folder"]),

@@ -83,7 +83,11 @@ class PluginState(FileModel):
         tensor-parallel rank: `layers`, `weights`, `bf16_bytes` and `encoded_bytes` (before and
         after), `freed_bytes`, `verified`, `kept_bf16` (layers that stay BF16, as
         "name: reason"), `form` ("kernel", or "decoded reference" on a CPU), `checkpoint`
-        ("bf16" or "w12"), `tp_size`, `seconds`.
+        ("bf16" or "w12"), `tp_size`, `seconds`. Those of `recorder`: `mode`, `algorithm`,
+        `block`, `positions`, `candidates`; `folder` and `session` of this process; `steps` and
+        `lattices` taken, `written_lattices` on disk, `dropped_steps`, `bytes`; `seconds` in hooks
+        of the scheduler's thread, `step_seconds` of the steps around them, `writer_seconds` of
+        CPU; `full` once `max_steps` is reached.
     problems: why something asked for is not active, or anything else that went wrong.
     """
 
