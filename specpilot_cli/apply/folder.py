@@ -113,6 +113,10 @@ def _try_claim(folder: Path, name: str) -> bool:
         # exclusive: of two runs that both saw an empty folder, one gets it
         with (folder / MARKER).open("x", encoding="utf-8") as marker:
             marker.write(text)
+        # a run that began and ended since the look above took its marker away, not its files
+        if [path.name for path in folder.iterdir()] != [MARKER]:
+            (folder / MARKER).unlink()
+            return False
     except FileExistsError:
         return False
     except OSError as error:

@@ -34,8 +34,6 @@ class LoadedSglangRecipe:
 
     recipe: SglangRecipe
     path: Path
-    target_shape: Path | None
-    drafter_shape: Path | None
     unseen: Path | None
 
 
@@ -92,22 +90,10 @@ def load_recipe(name: str) -> LoadedRecipe | LoadedSglangRecipe:
 
 def _load_sglang(path: Path) -> LoadedSglangRecipe:
     recipe = read_yaml_model(path, SglangRecipe)
-    models = recipe.models
-    shapes = {
-        key: None if given is None else _existing(path, given, f"models.{key}", is_folder=False)
-        for key, given in (
-            ("target_shape", models.target_shape), ("drafter_shape", models.drafter_shape)
-        )
-    }  # fmt: skip
-    return LoadedSglangRecipe(
-        recipe=recipe,
-        path=path,
-        target_shape=shapes["target_shape"],
-        drafter_shape=shapes["drafter_shape"],
-        unseen=None
-        if recipe.prompts is None
-        else _existing(path, recipe.prompts.unseen, "prompts.unseen", is_folder=False),
-    )
+    unseen = None
+    if recipe.prompts is not None:
+        unseen = _existing(path, recipe.prompts.unseen, "prompts.unseen", is_folder=False)
+    return LoadedSglangRecipe(recipe, path, unseen)
 
 
 def _existing(recipe: Path, relative: str, key: str, *, is_folder: bool) -> Path:

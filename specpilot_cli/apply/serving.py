@@ -16,7 +16,6 @@ from specpilot_cli.engines.process import ServerProcess, bind_port
 from specpilot_cli.errors import MachineError, SpecPilotError
 from specpilot_cli.ui import Reporter
 
-_REQUEST_S = 120.0
 # A broken connection is seen before the process that broke it is gone.
 _DEATH_S = 2.0
 _POLL_S = 0.05
@@ -43,6 +42,11 @@ class ServerPlan(Protocol):
     @property
     def ready_timeout_s(self) -> float:
         """How long its start may take."""
+        ...
+
+    @property
+    def request_timeout_s(self) -> float:
+        """How long one request may take."""
         ...
 
     def command(self, port: int) -> list[str]:
@@ -164,7 +168,7 @@ def started(
 
 def client(plan: ServerPlan, server: ServerProcess) -> HttpEngine:
     """A client of a started server."""
-    return HttpEngine(server.base_url, _REQUEST_S, name=f"{plan.label} server")
+    return HttpEngine(server.base_url, plan.request_timeout_s, name=f"{plan.label} server")
 
 
 def shaken(plan: ServerPlan, server: ServerProcess, engine: HttpEngine) -> Mapping[str, Any]:

@@ -166,9 +166,11 @@ def _run(loaded: LoadedSglangRecipe, settings: SglangSettings, given: Mapping[st
 
 
 def _write(result: SglangResult) -> Envelope:
-    from specpilot_cli.apply.folder import RESULT_FILE
+    """Report first, result last: a folder with a result is complete."""
+    from specpilot_cli.apply.folder import REPORT_FILE, RESULT_FILE
     from specpilot_cli.io.atomic import atomic_write_text
     from specpilot_cli.report.json_out import build_envelope, render_json
+    from specpilot_cli.report.sglang_page import render_sglang_page
     from specpilot_cli.report.sglang_text import sglang_results
 
     loaded = result.checked.loaded
@@ -178,16 +180,18 @@ def _write(result: SglangResult) -> Envelope:
         inputs=[loaded.path, *([loaded.unseen] if loaded.unseen else [])],
         verdict=result.verdict,
     )
+    atomic_write_text(result.folder / REPORT_FILE, render_sglang_page(result, envelope))
     atomic_write_text(result.folder / RESULT_FILE, render_json(envelope))
     return envelope
 
 
 def _finish(result: SglangResult, envelope: Envelope, given: Mapping[str, Any]) -> None:
+    from specpilot_cli.apply.folder import REPORT_FILE
     from specpilot_cli.report.sglang_text import print_sglang
 
     options.finish(
         envelope,
         as_json=given["as_json"],
         exit_zero=given["exit_zero"] and result.verdict != "reject",
-        text=lambda: print_sglang(result),
+        text=lambda: print_sglang(result, str(result.folder / REPORT_FILE)),
     )

@@ -15,7 +15,7 @@ from specpilot_cli.report.paired_bench_tables import SystemNames, benchmark_tabl
 from specpilot_cli.report.tables import Column, print_line, print_pairs, print_table
 from specpilot_cli.units import format_bytes
 
-_SENTENCES: dict[RecipeVerdict, str] = {
+SENTENCES: dict[RecipeVerdict, str] = {
     "promote": "faster than stock beyond noise on unseen prompts, and lossless",
     "no": "lossless, but no gain over stock beyond the bound",
     "reject": "token forcing rejects the tuned system: its tokens are not the target's",
@@ -155,12 +155,12 @@ def kv_growth(result: SglangResult) -> float | None:
     return None if not stock or not tuned else tuned / stock
 
 
-def print_sglang(result: SglangResult) -> None:
+def print_sglang(result: SglangResult, report: str) -> None:
     """The servers that ran, the gain per benchmark where it was measured, the closing lines."""
     print_table(
         ["server", "mechanisms", Column("weights", "right"), Column("KV tokens", "right"),
          Column("planned", "right")],
-        [_running_row(running) for running in result.systems],
+        [running_row(running) for running in result.systems],
         title=f"{result.checked.loaded.recipe.title}: servers as they said they ran",
     )  # fmt: skip
     if result.bench is not None and result.bench.summary.gain is not None:
@@ -168,7 +168,7 @@ def print_sglang(result: SglangResult) -> None:
         print_table(list(table.columns), list(table.rows), title=table.title)
     for line in closing_lines(result):
         print_line(line)
-    print_line(f"folder: {result.folder}")
+    print_line(f"report: {report}")
 
 
 def closing_lines(result: SglangResult) -> list[str]:
@@ -194,11 +194,12 @@ def closing_lines(result: SglangResult) -> list[str]:
     if verdict != "promote":
         lines.extend(f"why: {_NAMES.in_words(reason)}" for reason in result.reasons)
     if verdict is not None:
-        lines.append(f"verdict: {verdict}, {_SENTENCES[verdict]}")
+        lines.append(f"verdict: {verdict}, {SENTENCES[verdict]}")
     return lines
 
 
-def _running_row(running: RunningSystem) -> tuple[str, str, str, str, str]:
+def running_row(running: RunningSystem) -> tuple[str, str, str, str, str]:
+    """Label, mechanisms, weights and KV tokens as reported, both as planned."""
     facts, state = running.facts, running.state
     planned = running.planned.memory
     active = ", ".join(state.active) if state is not None else ""

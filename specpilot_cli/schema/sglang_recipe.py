@@ -35,15 +35,15 @@ class SglangModels(FileModel):
 
     A path begins with `.` or `/`; anything else is a hub id. target_w12: the target converted
     beforehand, for the tuned system alone; without it W12 is made of `target` while loading.
-    target_shape, drafter_shape: JSON files with the keys of a `config.json` that memory depends
-    on. A model of another shape is refused; without the model they stand in for its config.
+    target_profile, drafter_profile: names of bundled model profiles. A model of another shape is
+    refused; where the model is not at hand they stand in for its configuration.
     """
 
     target: str
     target_w12: str | None = None
     drafter: str | None = None
-    target_shape: str | None = None
-    drafter_shape: str | None = None
+    target_profile: str | None = None
+    drafter_profile: str | None = None
 
 
 class SglangArguments(FileModel):

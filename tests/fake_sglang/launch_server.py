@@ -24,7 +24,7 @@ BEHAVIOUR: dict[str, Any] = {
     "version": "0.5.23",
     "plugin": "right",  # absent, inactive, unverified, other file, uninvited, nonsense
     "serves": None,  # another model than the one asked for
-    "healthy": True,
+    "healthy_s": 1e9,  # how long `/health` says so
     "wrong_every": 0,  # tuned: every n-th token is another one
     "s_per_token": {"": 0.0},  # by value of --quantization
 } | json.loads(os.environ.get("FAKE_SGLANG", "{}"))
@@ -101,6 +101,7 @@ def server_info() -> dict[str, Any]:
     return {
         "version": BEHAVIOUR["version"],
         "model_path": BEHAVIOUR["serves"] or OPTIONS["model_path"],
+        "speculative_draft_model_path": OPTIONS.get("speculative_draft_model_path"),
         "speculative_algorithm": OPTIONS.get("speculative_algorithm"),
         "speculative_num_draft_tokens": None if tokens is None else int(tokens),
         "quantization": OPTIONS.get("quantization"),
@@ -142,7 +143,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/server_info":
             self.reply(200, server_info())
         else:
-            self.reply(200 if BEHAVIOUR["healthy"] else 503, {})
+            healthy = time.monotonic() - started_s < BEHAVIOUR["healthy_s"]
+            self.reply(200 if healthy else 503, {})
 
     def do_POST(self) -> None:
         """`/generate` and `/flush_cache`."""

@@ -10,11 +10,15 @@ from specpilot_cli.apply.recipes import LoadedRecipe, LoadedSglangRecipe, load_r
 from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.io.yaml_file import read_yaml_model
 from specpilot_cli.schema.gpu_profile import GpuProfile
+from specpilot_cli.schema.kernel_classes import KernelClasses
+from specpilot_cli.schema.model_profile import ModelProfile
 from specpilot_cli.schema.step_profile import StepTimeCurve
 
 _REPO = Path(__file__).resolve().parents[2]
 _RECIPES = sorted((_REPO / "recipes").rglob("recipe.yaml"))
 _GPUS = sorted((_REPO / "profiles" / "gpus").rglob("*.yaml"))
+_MODELS = sorted((_REPO / "profiles" / "models").rglob("*.yaml"))
+_KERNELS = sorted((_REPO / "profiles" / "kernel_classes").rglob("*.yaml"))
 _CURVES = sorted((_REPO / "profiles" / "step_times").rglob("*.json"))
 
 # A clone should stay quick: target and drafter of one recipe, and everything together.
@@ -28,15 +32,27 @@ def _name(path: Path) -> str:
 
 def test_nothing_in_profiles_escapes_these_tests() -> None:
     files = {p for p in (_REPO / "profiles").rglob("*") if p.is_file()}
-    assert files - {*_GPUS, *_CURVES} == {_REPO / "profiles" / "README.md"}
+    assert files - {*_GPUS, *_MODELS, *_KERNELS, *_CURVES} == {_REPO / "profiles" / "README.md"}
     assert _RECIPES
     assert _GPUS
+    assert _MODELS
+    assert _KERNELS
     assert _CURVES
 
 
 @pytest.mark.parametrize("path", _GPUS, ids=_name)
 def test_gpu_profile_is_valid_and_named_as_its_file(path: Path) -> None:
     assert read_yaml_model(path, GpuProfile).name == path.stem
+
+
+@pytest.mark.parametrize("path", _MODELS, ids=_name)
+def test_model_profile_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert read_yaml_model(path, ModelProfile).name == path.stem
+
+
+@pytest.mark.parametrize("path", _KERNELS, ids=_name)
+def test_kernel_classes_are_valid_and_named_as_their_file(path: Path) -> None:
+    assert read_yaml_model(path, KernelClasses).name == path.stem
 
 
 @pytest.mark.parametrize("path", _CURVES, ids=_name)

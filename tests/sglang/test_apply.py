@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.sglang.cpu_engine.models import BLOCK, LAYERS, TinyPair
-from tests.sglang.cpu_engine.server import ARGUMENTS, ENVIRONMENT, PYTHON, processes_of
+from tests.sglang.cpu_engine.server import ARGUMENTS, ENVIRONMENT, PYTHON, left_over
 
 pytestmark = pytest.mark.slow
 
@@ -58,4 +58,4 @@ def test_both_systems_start_and_say_what_they_run(
     assert json.loads((run / "result.json").read_text(encoding="utf-8")) == answer
     for name in ("baseline", "candidate"):
         assert "Uvicorn running" in (run / "logs" / f"{name}.log").read_text(encoding="utf-8")
-    assert processes_of(run) == {}
+    assert left_over(run) == {}

@@ -22,6 +22,7 @@ from tests.sglang.cpu_engine.models import LIVELY, TinyPair
 from tests.sglang.cpu_engine.server import (
     CpuServer,
     changed_sglang,
+    left_over,
     processes_of,
     start_together,
 )
@@ -108,11 +109,11 @@ def test_a_server_killed_while_it_serves(servers: dict[str, ServerProcess]) -> N
     with pytest.raises(MachineError, match="the broken server ended with status"):
         server.check()
     server.stop()
-    assert processes_of(server.log_path) == {}
+    assert left_over(server.log_path) == {}
 
 
 def test_a_stopped_server_leaves_no_process(servers: dict[str, ServerProcess]) -> None:
     server = servers["changed"]
     assert len(processes_of(server.log_path)) >= 4  # the guard, and three of SGLang
     server.stop()
-    assert processes_of(server.log_path) == {}
+    assert left_over(server.log_path) == {}

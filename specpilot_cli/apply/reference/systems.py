@@ -31,6 +31,7 @@ class SystemPlan:
     regime: RecipeRegime = _REGIME
     ready_timeout_s: float = 120.0
     host: str = "127.0.0.1"
+    request_timeout_s: float = 120.0
 
     def command(self, port: int) -> list[str]:
         """The `specpilot serve` command line."""

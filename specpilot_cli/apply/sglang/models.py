@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from specpilot_cli.apply.recipes import LoadedSglangRecipe
 from specpilot_cli.apply.sglang.settings import SglangSettings
-from specpilot_cli.engines.sglang.model_shape import ModelShape, read_shape
+from specpilot_cli.engines.sglang.model_shape import ModelShape, shape_of
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hub import fetch_file, is_hub_id
-from specpilot_cli.io.json_file import parse_json, read_text
+from specpilot_cli.models.hf_config import read_hf_config
+from specpilot_cli.models.registry import load_model
 
 _CONFIG = "config.json"
 
@@ -59,38 +59,37 @@ def find_models(loaded: LoadedSglangRecipe, settings: SglangSettings) -> Models:
         raise InputError(
             "the recipe has no drafter to replace", where="--drafter", hint="leave the option out"
         )
-    target = _find(loaded, "target", settings.target or models.target, loaded.target_shape)
+    target = _find(loaded, "target", settings.target or models.target, models.target_profile)
     tuned = target
     if models.target_w12 is not None and settings.target is None:
-        tuned = _find(loaded, "target_w12", models.target_w12, loaded.target_shape)
+        tuned = _find(loaded, "target_w12", models.target_w12, models.target_profile)
         tuned = replace(tuned, stored_w12=True)
     drafter = None
     if models.drafter is not None:
         given = settings.drafter or models.drafter
-        drafter = _find(loaded, "drafter", given, loaded.drafter_shape)
+        drafter = _find(loaded, "drafter", given, models.drafter_profile)
     return Models(target, tuned, drafter)
 
 
-def _find(loaded: LoadedSglangRecipe, key: str, given: str, expected: Path | None) -> Model:
-    folder = _folder(loaded, key, given)
-    where = f"{loaded.path}: models.{key}"
-    config = None if folder is None and not is_hub_id(given) else _config(folder, given)
-    shape_file = None if expected is None else _shape(expected)
+def _find(loaded: LoadedSglangRecipe, key: str, given: str, expected: str | None) -> Model:
+    folder, where = _folder(loaded, key, given), f"{loaded.path}: models.{key}"
+    config = fetch_file(given, _CONFIG) if folder is None else folder / _CONFIG
+    profile = None if expected is None else shape_of(load_model(expected))
     if config is None:
-        if shape_file is None:
+        if profile is None:
             raise MachineError(
                 f"the configuration of `{given}` is not here and cannot be fetched",
                 where=where,
                 hint="fetch the model, give a folder, or pip install 'specpilot[hub]'",
             )
-        return Model(given, None, shape_file, str(expected))
-    shape = _shape(config)
-    difference = None if shape_file is None else shape_file.first_difference(shape)
+        return Model(given, None, profile, f"the model profile {expected}")
+    shape = shape_of(read_hf_config(config))
+    difference = None if profile is None else profile.first_difference(shape)
     if difference is not None:
         raise InputError(
             f"the recipe is for a model of another shape: {difference}",
             where=where,
-            hint=f"`{config}` is not the model that the recipe names",
+            hint=f"`{config}` is not the model of profile {expected}, which the recipe names",
         )
     if folder is None:
         return Model(given, None, shape, str(config))
@@ -119,17 +118,6 @@ def _folder(loaded: LoadedSglangRecipe, key: str, given: str) -> Path | None:
             hint="give a folder with config.json and safetensors files, or a hub id",
         )
     return folder
-
-
-def _config(folder: Path | None, given: str) -> Path | None:
-    return fetch_file(given, _CONFIG) if folder is None else folder / _CONFIG
-
-
-def _shape(path: Path) -> ModelShape:
-    data: Any = parse_json(read_text(path), str(path))
-    if not isinstance(data, dict):
-        raise InputError("expected an object", where=str(path), hint="is it a config.json?")
-    return read_shape(data, str(path))
 
 
 def _with_stored(shape: ModelShape, folder: Path) -> ModelShape:

@@ -21,7 +21,7 @@ from specpilot_cli.engines.process import check_port_free
 from specpilot_cli.engines.sglang.arguments import merged, without_speculation
 from specpilot_cli.engines.sglang.launch import SglangInstall, check_install, probe
 from specpilot_cli.engines.sglang.memory_plan import Device, MemoryPlan, ServedModel, plan_memory
-from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.errors import MachineError
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.io.tokenizer_file import TokenizerFile
 from specpilot_cli.paired_bench.tokens import tokenize
@@ -223,15 +223,8 @@ def _planned(checked: CheckedSglang, system: SglangSystem, taken: int) -> Planne
         w12=recipe.w12 if tuned else None,
         w12_checkpoint=tuned and models.tuned_target.stored_w12,
     )
-    context = recipe.regime.context
-    if context > models.target.shape.context:
-        raise InputError(
-            f"the regime's context {context} is longer than the model's "
-            f"{models.target.shape.context}",
-            where=f"{checked.loaded.path}: regime.context",
-        )
     plan = plan_memory(
         served, system.arguments, checked.device, tensor_parallel=recipe.tensor_parallel,
-        requests=recipe.regime.requests, context=context, taken_bytes=taken,
+        requests=recipe.regime.requests, context=recipe.regime.context, taken_bytes=taken,
     )  # fmt: skip
     return PlannedSystem(system, plan)

@@ -145,7 +145,7 @@ def _judged(checked: CheckedSglang, folder: Path, reporter: Reporter) -> SglangR
     phases.begin("serve", f"serve: {', '.join(one.system.label for one in checked.systems)}")
     start = _fleet if checked.together else _turns
     with start(checked, checked.systems, folder, reporter) as fleet:
-        for one in checked.systems:
+        for one in reversed(checked.systems):  # the first one serves next: it stays
             fleet.engines[one.system.name].server_info()
         running = _running(fleet.infos, checked.systems)
         phases.begin("paired_bench", "is it faster? paired benchmark on unseen prompts")

@@ -46,6 +46,7 @@ class SglangSystem:
     versions: EngineRange
     ready_timeout_s: float
     host: str = "127.0.0.1"
+    request_timeout_s: float = 600.0
 
     def command(self, port: int) -> list[str]:
         """The `sglang.launch_server` command line."""
@@ -76,7 +77,8 @@ class SglangSystem:
         """A server that was asked for a model or a drafter and runs another would be measured."""
         facts = read_facts(info)
         asked: dict[str, tuple[object, object]] = {
-            "model": (self.model.partition(_REVISION)[0], facts.model_path),
+            "model": _same_source(self.model, facts.model_path),
+            "drafter": _same_source(self.drafter, facts.draft_model_path),
             "speculative algorithm": (
                 self.arguments.get("speculative-algorithm"), facts.speculative_algorithm,
             ),
@@ -95,6 +97,13 @@ class SglangSystem:
     def meaning(self, log_path: Path) -> str | None:
         """What the log says about a failure, or None."""
         return log_meaning(log_path)
+
+
+def _same_source(asked: str | None, found: str | None) -> tuple[str | None, str | None]:
+    """Both names; a hub id may have become the folder it was fetched into."""
+    wanted = None if asked is None else asked.partition(_REVISION)[0]
+    fetched = wanted is not None and found is not None and found.endswith(f"/{wanted}")
+    return wanted, wanted if fetched else found
 
 
 def plugin_text(config: PluginConfig) -> str:

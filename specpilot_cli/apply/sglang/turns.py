@@ -59,9 +59,13 @@ class TurnTaking:
         """A client for each system; the same one every time, as the benchmark tells them apart."""
         return self._clients
 
+    def is_running(self, name: str) -> bool:
+        """Whether it is this system's turn."""
+        return self._engine is not None and name == self._name
+
     def running(self, name: str) -> HttpEngine:
         """A client of the running server of system `name`, which is started if need be."""
-        if name != self._name or self._engine is None:
+        if not self.is_running(name):
             self._stop()
             self._start(name)
         assert self._engine is not None
@@ -117,8 +121,9 @@ class TurnEngine:
     name: str
 
     def health(self) -> None:
-        """Raise `MachineError` unless the server answers."""
-        self.turns.running(self.name).health()
+        """Raise `MachineError` unless the server answers; one that waits for its turn did."""
+        if self.turns.is_running(self.name) or self.name not in self.turns.infos:
+            self.turns.running(self.name).health()
 
     def server_info(self) -> Mapping[str, Any]:
         """What the server said at its first handshake; later ones are of the same kind."""

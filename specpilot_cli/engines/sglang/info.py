@@ -34,6 +34,7 @@ class ServerFacts:
 
     version: str | None
     model_path: str | None
+    draft_model_path: str | None
     speculative_algorithm: str | None
     draft_tokens: int | None
     quantization: str | None
@@ -52,6 +53,7 @@ def read_facts(info: Mapping[str, Any]) -> ServerFacts:
     return ServerFacts(
         version=_text(info, "version"),
         model_path=_text(info, "model_path"),
+        draft_model_path=_text(info, "speculative_draft_model_path"),
         speculative_algorithm=_text(info, "speculative_algorithm"),
         draft_tokens=_whole(info, "speculative_num_draft_tokens"),
         quantization=_text(info, "quantization"),

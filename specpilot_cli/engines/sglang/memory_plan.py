@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specpilot_cli.engines.sglang.arguments import Arguments, share, whole
-from specpilot_cli.engines.sglang.model_shape import BF16_BYTES, Matrix, ModelShape
+from specpilot_cli.engines.sglang.model_shape import CACHE_BYTES, HEAD, Matrix, ModelShape
 from specpilot_cli.schema.plugin_config import W12Plugin
 from specpilot_cli.units import format_bytes
 from specpilot_kernels.w12 import layout
@@ -196,8 +196,12 @@ class _Sizes:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        shapes = [self._model.target, *([self._model.drafter] if self._model.drafter else [])]
-        return sum(-(-shape.kv_bytes_per_token // self._parallel) for shape in shapes)
+        """Target and drafter; the target's cache may be in eight bits."""
+        target, drafter = self._model.target, self._model.drafter
+        eight_bits = str(self._arguments.get("kv-cache-dtype", "auto")).startswith("fp8")
+        own = target.kv_bytes_per_token // (2 if eight_bits else 1)
+        drafted = 0 if drafter is None else drafter.kv_bytes_per_token
+        return -(-own // self._parallel) - (-drafted // self._parallel)
 
     @property
     def _draft_tokens(self) -> int | None:
@@ -226,9 +230,9 @@ class _Sizes:
         encoded = [
             matrix
             for matrix in shape.matrices
-            if matrix.name != "lm_head" or (with_head and w12.lm_head)
+            if matrix.name != HEAD or (with_head and w12.lm_head)
         ]
-        kept = shape.weight_bytes - sum(matrix.bf16_bytes for matrix in encoded)
+        kept = shape.weight_bytes - sum(matrix.n_bytes for matrix in encoded)
         packed = encoded_bytes(encoded)
         how = f"W12 {format_bytes(packed)}, BF16 {format_bytes(kept)}"
         return Part(name, (packed + kept) // self._parallel, how)
@@ -241,13 +245,13 @@ class _Sizes:
             return (model.target.weight_bytes + drafter) // self._parallel
         if model.w12_checkpoint:
             return sum(part.n_bytes for part in self.weights())
-        largest = max(m.rows * m.columns * BF16_BYTES for m in model.target.matrices)
+        largest = max(m.n_bytes // m.count for m in model.target.matrices)
         return (model.target.weight_bytes + drafter + 2 * largest) // self._parallel
 
     def states(self, left: int, requests: int) -> tuple[list[Part], int | None]:
         """Recurrent states and their snapshots, and how many requests they are for."""
         shape = self._model.target
-        if not shape.gdn_layers:
+        if not shape.gdn_state_bytes:
             return [], self._requests
         per_slot = (shape.gdn_state_bytes + shape.gdn_conv_bytes) // self._parallel
         nodes, radix = self._draft_tokens or 0, "disable-radix-cache" not in self._arguments
@@ -277,11 +281,11 @@ class _Sizes:
         shape, tokens = self._model.target, max(self._chunk, _LEAST_CHUNK)
         graphs = self._graph_mib() * MIB
         # gate, up and their product, and four copies of the hidden state, are alive at once
-        widths = 3 * shape.intermediate // self._parallel + 4 * shape.hidden
+        widths = 3 * shape.widest // self._parallel + 4 * shape.hidden
         logits = _LOGIT_ROWS * -(-shape.vocabulary // self._parallel) * 4
         return (
             Part("CUDA graphs", graphs, f"batches to {self._graph_batch()}" if graphs else "none"),
-            Part("activations", tokens * widths * BF16_BYTES, f"prefill of {tokens} tokens"),
+            Part("activations", tokens * widths * CACHE_BYTES, f"prefill of {tokens} tokens"),
             Part("logits", logits, f"float32 of {_LOGIT_ROWS} positions that are scored at once"),
             Part("workspaces", _FIXED_MIB * MIB, "of kernels and libraries"),
         )

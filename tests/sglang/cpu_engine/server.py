@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -24,7 +25,8 @@ PYTHON = _HERE.parents[2] / ".venv-sglang/bin/python"
 ARGUMENTS: Mapping[str, Argument] = {
     "device": "cpu",
     "attention-backend": "torch_native",
-    "mem-fraction-static": 0.1,
+    # SGLang takes what others allocate while it loads for its weights: leave room for that
+    "mem-fraction-static": 0.9,
     "max-total-tokens": 8192,
     "max-running-requests": 4,
     "disable-radix-cache": True,
@@ -114,6 +116,14 @@ def processes_of(logs: Path) -> dict[int, str]:
         with suppress(OSError):  # gone, a zombie, or another user's
             if Path((entry / "fd/1").readlink()).is_relative_to(logs):
                 found[int(entry.name)] = (entry / "comm").read_text().strip()
+    return found
+
+
+def left_over(logs: Path) -> dict[int, str]:
+    """`processes_of` those that should be gone: a killed process needs a moment to go."""
+    deadline = time.monotonic() + 10
+    while (found := processes_of(logs)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     return found
 
 

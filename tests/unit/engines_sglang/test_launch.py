@@ -63,7 +63,8 @@ def test_nothing_inherited_is_repeated() -> None:
 @pytest.mark.parametrize(
     ("line", "meaning"),
     [
-        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "memory"),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+         "out of memory"),
         ("ValueError: Loaded weights leave no GPU memory for the KV cache", "out of memory"),
         ("OSError: [Errno 98] Address already in use", "choose another --port"),
         ("RuntimeError: No CUDA GPUs are available", "no usable GPU"),

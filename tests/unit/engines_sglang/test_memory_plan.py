@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +14,9 @@ from specpilot_cli.engines.sglang.memory_plan import (
     encoded_bytes,
     plan_memory,
 )
-from specpilot_cli.engines.sglang.model_shape import Matrix, ModelShape, read_shape
+from specpilot_cli.engines.sglang.model_shape import Matrix, ModelShape, shape_of
 from specpilot_cli.errors import InputError
+from specpilot_cli.models.registry import bundled_model
 from specpilot_cli.schema.plugin_config import W12Plugin
 
 MIB, GIB = 2**20, 2**30
@@ -29,20 +28,15 @@ CONV = 48 * (2 * 16 * 128 + 48 * 128) * 3 * 2  # three kept inputs of every chan
 
 
 @pytest.fixture(scope="module")
-def target(repo: Path) -> ModelShape:
+def target() -> ModelShape:
     """Qwen3.8-27B."""
-    return _shape(repo, "target")
+    return shape_of(bundled_model("qwen3.8-27b"))
 
 
 @pytest.fixture(scope="module")
-def drafter(repo: Path) -> ModelShape:
+def drafter() -> ModelShape:
     """Its DFlash2 drafter."""
-    return _shape(repo, "drafter")
-
-
-def _shape(repo: Path, name: str) -> ModelShape:
-    path = repo / f"recipes/qwen3.8-27b-h200-dflash2-w12/shapes/{name}.json"
-    return read_shape(json.loads(path.read_text(encoding="utf-8")), name)
+    return shape_of(bundled_model("qwen3.8-27b-dflash2"))
 
 
 def _plan(model: ServedModel, arguments: dict[str, Any], **more: Any) -> MemoryPlan:
@@ -59,9 +53,8 @@ def test_shape_of_the_27b(target: ModelShape, drafter: ModelShape) -> None:
     # 48.70 GB of linears, 2.543 GB head, an embedding of the same size; all but norms
     ba = 48 * 2 * 48 * 5120 * 2
     assert target.linear_bytes + ba == pytest.approx(51.24e9, rel=1e-3)
-    assert target.matrices[-1].bf16_bytes == 248320 * 5120 * 2
+    assert target.matrices[-1].n_bytes == 248320 * 5120 * 2
     assert target.weight_bytes == pytest.approx(53.79e9, rel=1e-3)
-    assert (target.attention_layers, target.gdn_layers) == (16, 48)
     assert target.kv_bytes_per_token == 16 * 2 * 4 * 256 * 2 == 65536
     assert target.gdn_state_bytes == STATE == 144 * MIB
     assert target.gdn_conv_bytes == CONV
@@ -184,3 +177,11 @@ def test_a_share_that_leaves_no_room_beside_it_is_noted(target: ModelShape) -> N
 def test_arguments_that_are_no_numbers(target: ModelShape, name: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"`{name}` should"):
         _plan(ServedModel(target, None), {**RADIX_OFF, name: value})
+
+
+def test_a_cache_in_eight_bits_holds_twice_the_target_and_the_same_drafter(
+    target: ModelShape, drafter: ModelShape
+) -> None:
+    eight = {**DRAFTED, "kv-cache-dtype": "fp8_e4m3"}
+    plan = _plan(ServedModel(target, drafter), eight)
+    assert plan.kv_bytes_per_token == 65536 // 2 + 20480

@@ -44,6 +44,19 @@ mechanisms:
   - mechanism: w12
 {gates}ready_timeout_s: {ready_s}
 """
+QWEN_27B = {
+    "model_type": "qwen3_5",
+    "text_config": {
+        "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408,
+        "num_hidden_layers": 64, "full_attention_interval": 4, "num_attention_heads": 24,
+        "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320, "attn_output_gate": True,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "mamba_ssm_dtype": "float32",
+        "tie_word_embeddings": False, "dtype": "bfloat16",
+    },
+}  # fmt: skip
+"""The configuration of Qwen3.8-27B, as far as it is read."""
+
 _SPECULATION = """\
     speculative-algorithm: DFLASH
     speculative-num-draft-tokens: 8

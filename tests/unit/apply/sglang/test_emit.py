@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.apply.sglang.conftest import FakeSglang
+from tests.unit.apply.sglang.conftest import QWEN_27B, FakeSglang
 
 Make = Callable[..., Path]
 RECIPE = "qwen3.8-27b-h200-dflash2-w12"
@@ -104,12 +104,11 @@ def test_stock_needs_neither_plugin_nor_image(emitted: Callable[..., Path]) -> N
 
 
 def test_docker_builds_on_the_pinned_image_and_mounts_local_models(
-    emitted: Callable[..., Path], fake: FakeSglang, repo: Path
+    emitted: Callable[..., Path], fake: FakeSglang
 ) -> None:
     target = fake.folder / "model"
     target.mkdir()
-    shape = repo / "recipes" / RECIPE / "shapes/target.json"
-    (target / "config.json").write_text(shape.read_text(encoding="utf-8"))
+    (target / "config.json").write_text(json.dumps(QWEN_27B))
     folder = emitted("docker", "--target", str(target))
     lines = (folder / "Dockerfile").read_text().splitlines()
     assert "FROM lmsysorg/sglang:v0.5.23" in lines

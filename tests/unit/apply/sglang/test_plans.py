@@ -21,6 +21,7 @@ from specpilot_cli.apply.sglang.settings import SglangSettings
 from specpilot_cli.doctor.cuda_driver import CudaDevice
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.schema.sglang_recipe import EngineRange, SglangRecipe
+from tests.unit.apply.sglang.conftest import QWEN_27B
 
 Make = Callable[..., Path]
 PLAIN, DRAFTED = "qwen3.8-27b-h200-w12", "qwen3.8-27b-h200-dflash2-w12"
@@ -75,8 +76,7 @@ def test_servers_that_follow_each_other_share_a_port() -> None:
 def test_more_drafting_than_the_gpu_holds_is_refused(tmp_path: Path, repo: Path) -> None:
     text = (repo / "recipes" / DRAFTED / "recipe.yaml").read_text(encoding="utf-8")
     text = text.replace("max-running-requests: 8", "max-running-requests: 48")
-    shapes = repo / "recipes" / DRAFTED / "shapes"
-    (tmp_path / "recipe.yaml").write_text(text.replace("shapes/", f"{shapes}/"))
+    (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(MachineError, match="the stock server does not fit on h200") as error:
         _plan(str(tmp_path))
     assert "GDN snapshots 60.3 GB" in error.value.message
@@ -84,24 +84,50 @@ def test_more_drafting_than_the_gpu_holds_is_refused(tmp_path: Path, repo: Path)
     assert "draft tokens" in error.value.hint
 
 
-def test_a_local_model_of_another_shape_is_refused(tmp_path: Path, repo: Path) -> None:
-    shape = json.loads((repo / "recipes" / PLAIN / "shapes/target.json").read_text())
+def test_a_local_model_of_another_shape_is_refused(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text(json.dumps({"text_config": shape}))
+    (model / "config.json").write_text(json.dumps(QWEN_27B))
     assert _plan(PLAIN, target=str(model)).target == str(model)
-    (model / "config.json").write_text(json.dumps({**shape, "num_key_value_heads": 8}))
-    with pytest.raises(InputError, match="model of another shape: kv_bytes_per_token: 65536, 1310"):
+    wider = {**QWEN_27B["text_config"], "intermediate_size": 18432}
+    (model / "config.json").write_text(json.dumps(wider))
+    with pytest.raises(InputError, match=r"another shape: gate_up: 64 of \[34816, 5120\], 64 of"):
         _plan(PLAIN, target=str(model))
 
 
-def test_files_larger_than_the_layers_are_counted(tmp_path: Path, repo: Path) -> None:
-    config = repo / "recipes" / PLAIN / "shapes/target.json"
-    (tmp_path / "config.json").write_text(config.read_text())
+def test_a_profile_that_does_not_exist(tmp_path: Path, repo: Path) -> None:
+    text = (repo / "recipes" / PLAIN / "recipe.yaml").read_text(encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text(text.replace("qwen3.8-27b\n", "qwen3.8-72b\n", 1))
+    with pytest.raises(InputError):
+        _plan(str(tmp_path))
+
+
+def test_files_larger_than_the_layers_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_27B))
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(60_000_000_000)  # a hole: no disk is used
     found = find_models(_load(PLAIN), SglangSettings(target=str(tmp_path)))
     assert found.target.shape.weight_bytes == 60_000_000_000
+
+
+def test_a_converted_target_is_for_the_tuned_system_alone(
+    sglang_recipe: Make, tmp_path: Path, repo: Path
+) -> None:
+    converted = tmp_path / "w12"
+    converted.mkdir()
+    config = repo / "recipes/demo-cpu/target/config.json"
+    (converted / "config.json").write_text(config.read_text(encoding="utf-8"))
+    target = f"  target: {repo}/recipes/demo-cpu/target\n"
+    recipe = sglang_recipe(edit={target: f"{target}  target_w12: ../w12\n"})
+    stock, tuned = _plan(str(recipe)).servers
+    assert f"--model-path {repo}/recipes/demo-cpu/target " in stock.command
+    assert f"--model-path {converted} " in tuned.command
+    # the folder itself says what it is
+    assert "--quantization" not in tuned.command
+    assert tuned.memory.load_peak_bytes < stock.memory.load_peak_bytes
+    (converted / "config.json").unlink()
+    with pytest.raises(InputError, match="not a model folder"):
+        _plan(str(recipe))
 
 
 @pytest.mark.parametrize(
@@ -121,12 +147,6 @@ def test_a_hub_id_whose_configuration_is_nowhere(sglang_recipe: Make, repo: Path
     old = f"  target: {repo}/recipes/demo-cpu/target\n"
     recipe = sglang_recipe(edit={old: "  target: some/model\n"})
     with pytest.raises(MachineError, match="the configuration of `some/model` is not here"):
-        _plan(str(recipe))
-
-
-def test_a_context_longer_than_the_models(sglang_recipe: Make) -> None:
-    recipe = sglang_recipe(edit={"context: 1024": "context: 100000"})
-    with pytest.raises(InputError, match="the regime's context 100000 is longer than the model's"):
         _plan(str(recipe))
 
 

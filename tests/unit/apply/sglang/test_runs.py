@@ -60,6 +60,10 @@ def test_both_systems_one_after_another(fake: FakeSglang, sglang_recipe: Make) -
     ]
     assert not (run / "UNFINISHED").exists()
     assert "nothing will be judged: the recipe has no gates" in done.stderr
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "not judged" in page
+    assert "Memory planned for the tuned server" in page
+    assert "Figure" not in page
     assert fake.left_over() == []
 
 
@@ -73,6 +77,10 @@ def test_gates_promote_a_faster_lossless_system(fake: FakeSglang, sglang_recipe:
     assert result["results"]["token_force"]["verdict"] == "accept"
     assert 1.3 < result["results"]["paired_bench"]["gain"]["gain_ratio"] < 1.8
     assert "verdict: promote, faster than stock" in done.stdout
+    assert f"report: {fake.folder}/run/report.html" in done.stdout
+    page = (fake.folder / "run/report.html").read_text(encoding="utf-8")
+    for part in ("gain, tuned over stock", "mismatches, tuned", "--quantization w12", "<svg"):
+        assert part in page
     # both had the same room for the comparison, so no growth may be claimed
     assert result["results"]["kv_growth_ratio"] is None
     assert fake.left_over() == []
@@ -113,9 +121,13 @@ def test_servers_that_do_not_fit_together_take_turns(fake: FakeSglang, sglang_re
     assert result["verdict"] == "promote"
     assert result["results"]["together"] is False
     assert result["results"]["kv_growth_ratio"] == pytest.approx(5096 / 4096)
-    logs = {path.name for path in (fake.folder / "run/logs").iterdir()}
-    assert {"baseline-1.log", "candidate-1.log", "baseline-2.log"} <= logs
-    # never two at once: each start follows the end of another
+    # handshakes: tuned, stock; warm-up: (stock,) tuned; A/A: stock; runs: tuned, then in the other
+    # order tuned, stock; which stays to score
+    assert re.findall(r"starting (\w+) on port", done.stderr) == [
+        "tuned", "stock", "tuned", "stock", "tuned", "stock",
+    ]  # fmt: skip
+    logs = sorted(path.name for path in (fake.folder / "run/logs").iterdir())
+    assert logs == [f"{name}-{n}.log" for name in ("baseline", "candidate") for n in (1, 2, 3)]
     assert "each is started again when it is its turn" in done.stderr
     assert fake.left_over() == []
 
@@ -262,6 +274,18 @@ def test_serve_ends_with_its_server(fake: FakeSglang, sglang_recipe: Make) -> No
     assert process.returncode == 3, errors
     assert errors.count("error: ") == 1
     assert "the tuned server ended with status 137" in errors
+    assert f"{fake.folder}/run/logs/candidate.log" in errors
+    assert fake.left_over() == []
+
+
+def test_serve_ends_when_health_checks_are_missed(fake: FakeSglang, sglang_recipe: Make) -> None:
+    often = "import specpilot_cli.apply.sglang.run as run\nrun._HEALTH_EVERY_S = run._WATCH_S = 0.1"
+    words = ("apply", "recipe", str(sglang_recipe()), "--serve", "--out", "run")
+    process = fake.start(*words, code=often, healthy_s=3.0)
+    assert _ready(process)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 3, errors
+    assert "is not ready: /health answered 503, 3 times in a row" in errors
     assert f"{fake.folder}/run/logs/candidate.log" in errors
     assert fake.left_over() == []
 
