@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -39,31 +40,38 @@ class Book:
 
     def __init__(self, path: Path, clock: Clock, setup: dict[str, Any]) -> None:
         self.path, self.clock = path, clock
+        self._lock = threading.RLock()  # the demo pair is asked beside what is loading
         self.results: dict[str, Any] = {
             "setup": setup, "servers": {}, "timings": {}, "failures": [], "log": [],
         }  # fmt: skip
 
     def put(self, kind: str, name: str, value: Any) -> None:
         """Keep `value` under `kind` and `name`, and save."""
-        self.results.setdefault(kind, {})[name] = value
-        self.save()
+        with self._lock:
+            self.results.setdefault(kind, {})[name] = value
+            self.save()
 
     def note(self, text: str) -> None:
         """A line with the time, on the terminal and in the result."""
         line = f"{self.clock.spent_s:6.1f} s  {text}"
         print(line, flush=True)
-        self.results["log"].append(line)
-        self.save()
+        with self._lock:
+            self.results["log"].append(line)
+            self.save()
 
     def fail(self, what: str, error: BaseException) -> None:
         """A failure that ends one measurement, not the run."""
-        self.results["failures"].append({"what": what, "error": f"{type(error).__name__}: {error}"})
+        with self._lock:
+            self.results["failures"].append(
+                {"what": what, "error": f"{type(error).__name__}: {error}"}
+            )
         self.note(f"FAILED {what}: {type(error).__name__}: {str(error)[:1500]}")
 
     def save(self) -> None:
         """Write the document atomically."""
-        text = render_json(build_envelope(COMMAND, self.results))
-        atomic_write_text(self.path, text, force=True)
+        with self._lock:
+            text = render_json(build_envelope(COMMAND, self.results))
+            atomic_write_text(self.path, text, force=True)
 
 
 @dataclass(frozen=True, slots=True)
