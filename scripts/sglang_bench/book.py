@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_bench.fleet import gpu_state
-from sglang_bench.load import get_json, prompts_of, steady_ms, together
+from sglang_bench.load import BadAnswer, get_json, prompts_of, steady_ms, together
 from sglang_bench.stats import PairedRatio, Spread, orders
 from specpilot_cli.io.atomic import atomic_write_text
 from specpilot_cli.report.json_out import build_envelope, render_json
@@ -125,15 +125,23 @@ def measure(book: Book, timing: Timing, *, reserve_s: float) -> None:
     for number, order in enumerate(orders(names, timing.rounds)):
         if number >= LEAST_ROUNDS and book.clock.left_s < reserve_s:
             break
-        rounds.append({
-            "blocks": [timing.block(name, seed=number) for name in order], "gpu": gpu_state(),
-        })  # fmt: skip
+        blocks = [_block(book, timing, name, number) for name in order]
+        rounds.append({"blocks": blocks, "gpu": gpu_state()})
         book.put("timings", timing.name, {
             "requests": timing.requests, "new_tokens": timing.new_tokens, "per": timing.per,
             "prompt_tokens": timing.prompt_tokens, "base": names[0],
             **summary(names, rounds), "rounds": rounds,
         })  # fmt: skip
     book.note(f"{timing.name}: {one_line(book.results['timings'][timing.name])}")
+
+
+def _block(book: Book, timing: Timing, name: str, number: int) -> dict[str, Any]:
+    """A block; once more, said aloud, if the first try cannot be timed."""
+    try:
+        return timing.block(name, seed=number)
+    except BadAnswer as error:
+        book.note(f"{timing.name}, {name}, round {number} again: {error}")
+        return timing.block(name, seed=number)
 
 
 def summary(names: Sequence[str], rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:

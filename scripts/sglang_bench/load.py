@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 75.0
+LEAST_SHARE = 0.2
 
 Ids = tuple[int, ...]
 
@@ -38,8 +39,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One request: its events, its output, and the last `meta_info`."""
+    """One request: when it was sent, its events, its output, and the last `meta_info`."""
 
+    sent_s: float
     events: tuple[Event, ...]
     output_ids: Ids
     meta: Mapping[str, Any]
@@ -98,6 +100,7 @@ def stream(url: str, ids: Ids, new_tokens: int, *, every: int) -> Stream:
         "temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True,
         "stream_interval": every,
     }  # fmt: skip
+    sent_s = time.perf_counter()
     reply = post(url, "/generate", {"input_ids": ids, "sampling_params": sampling, "stream": True})
     events: list[Event] = []
     output: list[int] = []
@@ -112,7 +115,7 @@ def stream(url: str, ids: Ids, new_tokens: int, *, every: int) -> Stream:
         events.append(Event(at_s, tokens, int(meta.get("spec_verify_ct") or 0)))
     if not events or events[-1].tokens != new_tokens:
         raise BadAnswer(f"{url}: the stream ended after {events[-1:]} of {new_tokens} tokens")
-    return Stream(tuple(events), tuple(output), meta)
+    return Stream(sent_s, tuple(events), tuple(output), meta)
 
 
 def _server_events(reply: http.client.HTTPResponse) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -149,10 +152,16 @@ def steady_ms(streams: Sequence[Stream], *, per: str) -> float:
     """Milliseconds per token ("tokens") or verify step ("steps") while all requests decoded.
 
     The window begins with the last request's first event and ends with the first one's last event.
-    BadAnswer if a request has fewer than two events in it: then it says nothing.
+    BadAnswer if a request has fewer than two events in it, or if it is less than LEAST_SHARE of the
+    whole: then events came in a burst, or prefill took most of the time.
     """
     begin = max(one.events[0].at_s for one in streams)
     end = min(one.events[-1].at_s for one in streams)
+    whole_s = max(one.events[-1].at_s for one in streams) - min(one.sent_s for one in streams)
+    if end - begin < LEAST_SHARE * whole_s:
+        raise BadAnswer(
+            f"all {len(streams)} requests decoded in {end - begin:.3f} of {whole_s:.3f} s"
+        )
     rates = []
     for one in streams:
         inside = [event for event in one.events if begin <= event.at_s <= end]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def one(*events: tuple[float, int, int]) -> Stream:
-    return Stream(tuple(Event(*event) for event in events), (), {})
+    return Stream(0.0, tuple(Event(*event) for event in events), (), {})
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -63,8 +63,19 @@ def test_only_the_part_in_which_all_decode_counts() -> None:
 
 @pytest.mark.parametrize("late", [(4.0, 1, 0), (5.0, 1, 0)])
 def test_requests_that_never_decode_together_say_nothing(late: Any) -> None:
-    with pytest.raises(BadAnswer, match="while all 2 requests"):
+    with pytest.raises(BadAnswer, match="all 2 requests decoded in"):
         steady_ms([one((0.0, 1, 0), (4.0, 41, 0)), one(late, (8.0, 41, 0))], per="tokens")
+
+
+def test_a_burst_of_events_is_no_rate() -> None:
+    """The events of a whole answer that was held back on the way."""
+    with pytest.raises(BadAnswer, match=r"decoded in 0\.010 of 2\.010 s"):
+        steady_ms([one((2.0, 1, 0), (2.005, 9, 0), (2.01, 17, 0))], per="tokens")
+
+
+def test_two_events_are_needed() -> None:
+    with pytest.raises(BadAnswer, match="1 events while all 2 requests decoded"):
+        steady_ms([one((0.0, 1, 0), (4.0, 41, 0)), one((1.0, 1, 0), (9.0, 41, 0))], per="tokens")
 
 
 def test_steps_are_needed_where_steps_are_counted() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sglang_bench import logits
 from sglang_bench.book import Book, Clock, Timing, measure
+from sglang_bench.load import BadAnswer
 from sglang_bench.stats import PairedRatio, Spread, orders
 
 if TYPE_CHECKING:
@@ -86,6 +87,28 @@ def test_little_time_means_three_rounds(scripted: Scripted, tmp_path: Path) -> N
     book = Book(tmp_path / "r.json", Clock(60), {})
     measure(book, timing(scripted, rounds=9), reserve_s=1e9)
     assert len(book.results["timings"]["t"]["rounds"]) == 3
+
+
+def test_a_block_that_cannot_be_timed_is_taken_once_more(
+    scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, tries = Book(tmp_path / "r.json", Clock(60), {}), []
+
+    def block(self: Timing, name: str, seed: int) -> dict[str, Any]:
+        tries.append((name, seed))
+        if len(tries) == 2 or (seed, name) == (2, "other"):
+            raise BadAnswer("burst")
+        return {"server": name, "ms": 2.0}
+
+    monkeypatch.setattr(Timing, "block", block)
+    with pytest.raises(BadAnswer, match="burst"):
+        measure(book, timing(scripted), reserve_s=0)
+    assert tries[:4] == [("base", 0), ("other", 0), ("other", 0), ("other", 1)]
+    assert tries[-2:] == [("other", 2), ("other", 2)]
+    assert len(book.results["timings"]["t"]["rounds"]) == 2  # what was there is kept
+    assert [line.split("  ")[-1] for line in book.results["log"]] == [
+        "t, other, round 0 again: burst", "t, other, round 2 again: burst",
+    ]  # fmt: skip
 
 
 def test_a_failure_is_kept(tmp_path: Path) -> None:
