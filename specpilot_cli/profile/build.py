@@ -86,6 +86,13 @@ def profile_of_traces(paths: Sequence[Path], deployment: Deployment) -> StepProf
         windows, spans = find_steps(trace, table)
         prefills += spans
         steps += [_Step(trace, window, use_of_step(trace, window, table)) for window in windows]
+    steps = [step for step in steps if step.use.busy_s > 0]
+    if not steps:
+        raise InputError(
+            "no kernel ran inside a whole step",
+            where=str(paths[0]),
+            hint="profile with activities CPU and GPU while a request decodes",
+        )
     devices = {step.trace.device for step in steps}
     if len(devices) > 1:
         raise InputError(f"the traces are of different GPUs: {', '.join(sorted(devices))}")
