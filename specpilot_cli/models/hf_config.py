@@ -60,10 +60,9 @@ class _Config:
             value = self.data.get(key)
             if value is None:
                 continue
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not least <= value < _MOST:
-                raise self.error(f"not a whole number of at least {least}: {value!r}", key)
-            return value
+            if isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST:
+                return value
+            raise self.error(f"not a whole number of at least {least}: {value!r}", key)
         if optional:
             return None
         raise self.error("missing", keys[0])

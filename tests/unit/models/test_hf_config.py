@@ -187,8 +187,9 @@ def test_values_that_no_configuration_has_are_refused() -> None:
     """Keys of a hybrid, a mixture and a drafter replaced by every kind of value."""
     odd = (None, True, -1, 0, 1.5, "", "x", [], [1], ["full_attention"] * 4, {}, {"0": 1}, 10**40)
     full = BASE | GDN | {
-        "model_type": "qwen3_5_text", "num_experts": 4, "num_experts_per_tok": 2, "dtype": "float16",
-        "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "sliding_window": 4,
+        "model_type": "qwen3_5_text", "num_experts": 4, "num_experts_per_tok": 2,
+        "dtype": "float16", "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
+        "sliding_window": 4,
         "layer_types": ["linear_attention", "sliding_attention"] * 2, "mamba_ssm_dtype": "float32",
         "attention_k_eq_v": True, "tie_word_embeddings": False, "mlp_only_layers": [1],
         "architectures": ["DFlash2DraftModel"], "per_layer_config": None, "text_config": None,
