@@ -121,7 +121,7 @@ def _profile(
 ) -> StepProfile:
     drafts = any(step.window.drafts for step in steps)
     shape, mode = _shape(steps, requests, drafts, deployment)
-    context, note = _context(steps, prefills, requests, deployment)
+    context, note = _context(steps, prefills, shape, deployment)
     notes += [note] if note else []
     w12 = steps[0].use.w12
     work = _work(deployment, shape, context, w12)
@@ -193,15 +193,19 @@ def _queries(spans: Iterable[Span], requests: int) -> int | None:
 
 
 def _context(
-    steps: list[_Step], prefills: list[Span], requests: int, deployment: Deployment
+    steps: list[_Step], prefills: list[Span], shape: StepShape, deployment: Deployment
 ) -> tuple[float | None, str | None]:
-    """Committed tokens a request: given, labelled (g_sk), or the prompts seen in the trace."""
+    """Committed tokens a request: given, labelled, or the prompts seen in the trace.
+
+    A label's `g_sk` counts the keys that the pass ends with, its own rows among them.
+    """
+    requests = shape.requests
     if deployment.context is not None:
         return deployment.context, None
     seen = [step.window.target.fact("g_sk") for step in steps]
     labelled = [keys for keys in seen if keys is not None]
     if labelled:
-        return statistics.fmean(labelled) / requests, None
+        return max(0.0, statistics.fmean(labelled) / requests - shape.rows), None
     tokens = sum(span.fact("toks") or 0 for span in prefills)
     if tokens:
         return tokens / requests, (
