@@ -18,6 +18,7 @@ from specpilot_cli.commands import (
     apply,
     ceiling,
     convert_w12,
+    diagnose,
     doctor,
     paired_bench,
     profile,
@@ -117,6 +118,7 @@ def _warn_about_variables(commands: Iterable[Any]) -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "ceiling": ceiling.ceiling,
     "replay": replay.replay,
+    "diagnose": diagnose.diagnose,
     "record": record.record,
     "profile": profile.profile,
     "convert-w12": convert_w12.convert_w12,
