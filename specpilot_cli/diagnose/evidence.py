@@ -63,9 +63,16 @@ class Evidence:
         """Drafted positions, P."""
         return int(self.hit.shape[1])
 
-    def at(self, position: int, values: npt.NDArray[np.generic]) -> Counts:
-        """Rate of `values` [A, P] at a position, over anchors whose drafts before are right."""
+    def at(
+        self, position: int, values: npt.NDArray[np.generic], within: Bool | None = None
+    ) -> Counts:
+        """Rate of `values` [A, P] at a position, over anchors whose drafts before are right.
+
+        within [A]: count only these anchors.
+        """
         where = self.before[:, position] & self.known[:, position]
+        if within is not None:
+            where = where & within
         return self.rate(values[:, position], where)
 
     def rate(self, values: npt.NDArray[np.generic], where: Bool) -> Counts:

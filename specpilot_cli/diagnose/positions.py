@@ -10,6 +10,8 @@ from specpilot_cli.diagnose.outcome import Outcome, clear, not_checked
 from specpilot_cli.diagnose.rates import Counts, certainly_above, combine
 from specpilot_cli.units import format_percent
 
+Bool = npt.NDArray[np.bool_]
+
 _SHIFTS = (-2, -1, 1, 2)
 _SHIFT_GAIN = 0.10
 _COLLAPSE = 0.5  # of the position before: healthy drafters lose a few percent per position
@@ -72,7 +74,7 @@ def _agreement(evidence: Evidence, shift: int) -> Counts:
     index = recording.output_offsets[anchors.request][:, None] + np.where(valid, ahead, 0)
     same = (recording.output_ids[index] == evidence.choice[:, wanted]) & valid
     share = same.sum(axis=1) / np.maximum(valid.sum(axis=1), 1)
-    whole: npt.NDArray[np.bool_] = np.all(valid, axis=1)
+    whole: Bool = np.all(valid, axis=1)
     return evidence.rate(share, whole)
 
 
@@ -163,9 +165,7 @@ def selector(evidence: Evidence) -> Outcome:
     )  # fmt: skip
 
 
-def _pooled(
-    evidence: Evidence, values: npt.NDArray[np.bool_], where: npt.NDArray[np.bool_]
-) -> Counts:
+def _pooled(evidence: Evidence, values: Bool, where: Bool) -> Counts:
     """One rate over all positions at once; anchors weigh by how many positions they reach."""
     anchor, position = np.nonzero(where)
     request = evidence.anchors.request[anchor]
@@ -177,10 +177,10 @@ def _pooled(
     )
 
 
-def recall(evidence: Evidence) -> Outcome:
-    """Is the target's token even among the first position's candidates?"""
+def recall(evidence: Evidence, within: Bool | None = None) -> Outcome:
+    """Is the target's token even among the first position's candidates (of anchors `within`)?"""
     code, title = "recall", "The target's token is nearly always among the candidates"
-    first = evidence.at(0, evidence.in_lattice)
+    first = evidence.at(0, evidence.in_lattice, within)
     if not first.enough:
         return not_checked(code, title, "too few steps")
     detail = (
@@ -208,10 +208,10 @@ def recall(evidence: Evidence) -> Outcome:
     )  # fmt: skip
 
 
-def confidence(evidence: Evidence) -> Outcome:
-    """Is the drafter sure of first drafts that are wrong?"""
+def confidence(evidence: Evidence, within: Bool | None = None) -> Outcome:
+    """Is the drafter sure of first drafts that are wrong (at anchors `within`)?"""
     code, title = "confidence", "The drafter is as often right as it thinks"
-    right, own = (evidence.at(0, values) for values in (evidence.hit, evidence.own))
+    right, own = (evidence.at(0, values, within) for values in (evidence.hit, evidence.own))
     if not right.enough:
         return not_checked(code, title, "too few steps")
     numbers = {"accepted_ratio": right.value, "own_probability_ratio": own.value}

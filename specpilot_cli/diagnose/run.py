@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from specpilot_cli.diagnose import against, identity, loops, positions, prompts, regions
 from specpilot_cli.diagnose.evidence import Evidence, PositionRow, gather
 from specpilot_cli.diagnose.facts import DrafterFacts, TargetFacts
@@ -13,6 +16,8 @@ from specpilot_cli.replay.intervals import Estimate
 from specpilot_cli.replay.run import replay
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.ui import Reporter, SilentReporter
+
+Bool = npt.NDArray[np.bool_]
 
 TREE_NODES = 32
 LEAST_REQUESTS = 5
@@ -100,9 +105,14 @@ def _outcomes(
     window = None if drafter is None else drafter.sliding_window
     compared = against.compare(evidence, other)
     first = positions.position_shift(evidence)
+    falls = _stronger(
+        regions.long_context(evidence, () if window is None else (window,)),
+        regions.late_output(evidence),
+    )
+    sound = _before_the_fall(evidence, falls)
     by_position = [
-        positions.recall(evidence),
-        positions.confidence(evidence),
+        positions.recall(evidence, sound),
+        positions.confidence(evidence, sound),
         positions.collapse(evidence, None if drafter is None else drafter.block),
         positions.selector(evidence),
         positions.chain_walk(evidence),
@@ -122,8 +132,7 @@ def _outcomes(
         identity.quantised_target(given.target, suspicious),
         prompts.chat_template(evidence, given.target),
         prompts.thinking(evidence, given.target),
-        regions.long_context(evidence, () if window is None else (window,)),
-        regions.late_output(evidence),
+        *falls,
         loops.repetition(evidence),
         regions.short_outputs(evidence),
         regions.kinds_of_text(evidence),
@@ -136,6 +145,25 @@ def _explained(item: Outcome) -> Outcome:
     if item.code not in _EXPLAINED_BY_SHIFT or item.state != "found":
         return item
     return not_checked(item.code, item.title, "drafts are read off position: settle that first")
+
+
+def _stronger(context: Outcome, output: Outcome) -> tuple[Outcome, Outcome]:
+    """Context grows with the output: of two falls along them, keep the one that divides better."""
+    if not (context.state == output.state == "found"):
+        return context, output
+    falls = [item.numbers["early_ratio"] - item.numbers["late_ratio"] for item in (context, output)]
+    reason = "acceptance falls along with it, but {} tells early from late better"
+    if falls[0] >= falls[1]:
+        return context, not_checked(output.code, output.title, reason.format("the context"))
+    return not_checked(context.code, context.title, reason.format("the output position")), output
+
+
+def _before_the_fall(evidence: Evidence, falls: tuple[Outcome, Outcome]) -> Bool | None:
+    """Anchors that a fall leaves alone: what is wrong among them has another cause."""
+    for item, along in zip(falls, (evidence.context, evidence.output_position), strict=True):
+        if item.state == "found":
+            return np.asarray(along < item.numbers["limit_tokens"], dtype=np.bool_)
+    return None
 
 
 def _expected(expected: float | None, chain: Estimate) -> Outcome:
