@@ -25,6 +25,7 @@ from specpilot_cli.commands import (
     record,
     replay,
     serve,
+    simulate,
     token_force,
     w12,
 )
@@ -131,3 +132,4 @@ for _name, _command in _COMMANDS.items():
     app.command(_name, context_settings=_CONTEXT)(_command)
 app.add_typer(w12.app, name="w12")
 app.add_typer(apply.app, name="apply")
+app.add_typer(simulate.app, name="simulate")

@@ -19,7 +19,7 @@ _LEAST_FIRST = 0.15  # below, nothing is left that could collapse
 _SELECTOR_LOSS = 0.05
 _LEAST_RECALL = 0.80  # of the first position; a drafter that fits its target has 0.95 and more
 _CHANCE_RECALL = 0.15
-_SURE_EXCESS = 0.15
+_SURE_EXCESS = 0.10
 
 
 def position_shift(evidence: Evidence) -> Outcome:
