@@ -44,7 +44,7 @@ class PositionData:
 def build(data: PositionData) -> Figure:
     """The drawing. Call inside `base.style()`."""
     figure, (axes,) = new_figure(
-        sentence(data.finding), data.condition, height_in=2.9, right_in=1.75, left_in=0.8
+        sentence(data.finding), data.condition, height_in=2.9, right_in=2.1, left_in=0.85
     )
     positions = [mark.position for mark in data.marks]
     lines = (

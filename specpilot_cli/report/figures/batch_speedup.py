@@ -54,14 +54,14 @@ def finding(data: BatchSpeedupData) -> str:
         best = max(data.lines, key=lambda line: line.speedups[place])
         count = data.concurrencies[place]
         word = "request" if count == 1 else "requests"
-        parts.append(f"{best.policy} leads at {count} {word} with {best.speedups[place]:.2f}×")
+        parts.append(f"at {count} {word} {best.policy} leads with {best.speedups[place]:.2f}×")
     return sentence("; ".join(parts))
 
 
 def build(data: BatchSpeedupData) -> Figure:
     """The drawing. Call inside `base.style()`."""
     figure, (axes,) = new_figure(
-        finding(data), data.condition, height_in=3.1, left_in=0.8, right_in=2.7
+        finding(data), data.condition, height_in=3.1, left_in=0.8, right_in=2.9
     )
     for line, (colour, marker, dashes) in zip(data.lines, _STYLES, strict=False):
         axes.plot(
