@@ -77,10 +77,8 @@ def finding(data: RooflineData) -> str:
     """The figure's title."""
     longest = max(data.marks, key=lambda mark: mark.seconds)
     limit = "memory" if longest.intensity < data.ridge else "arithmetic"
-    return sentence(
-        f"the longest class, {longest.name}, is bound by {limit} and reaches "
-        f"{format_percent(data.reached(longest), digits=0)} of its roof"
-    )
+    share = format_percent(data.reached(longest), digits=0)
+    return sentence(f"{limit} binds the longest class, {longest.name}: {share} of its roof")
 
 
 def build(data: RooflineData) -> Figure:
