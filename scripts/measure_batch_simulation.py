@@ -8,7 +8,10 @@ none of the judged settings, and prefill passes; fits the components of
 `specpilot_cli/schema/batch_times.py` to them; records lattices of the dev prompts; simulates the
 judged policies; then runs the engine with each, in turns, and compares tokens per second. Writes
 profiles/batch_times/demo-cpu.json and docs/measurements/batch_simulation.json. Run it from the
-repository's root on an otherwise idle machine; about five minutes on one core.
+repository's root; about five minutes on one core.
+
+All times are seconds of processor time of this process, which runs one thread: on an idle machine
+that is the time on the clock, and on a shared one it leaves out what others took.
 """
 
 from __future__ import annotations
@@ -76,6 +79,22 @@ class Load:
     new_tokens: int = 400
 
 
+class Watch:
+    """Adds up processor time between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Begin."""
+        self._began = time.process_time()
+
+    def stop(self) -> None:
+        """Add what passed since the last `start`."""
+        self.seconds += time.process_time() - self._began
+
+
 def measure_steps(engine: ReferenceEngine, prompts: list[tuple[int, ...]]) -> list[dict[str, Any]]:
     """Median step time of every grid point, the points in turns."""
     runners = {
@@ -86,9 +105,12 @@ def measure_steps(engine: ReferenceEngine, prompts: list[tuple[int, ...]]) -> li
     for runner in runners.values():
         runner.block(2)
     found: dict[Any, list[float]] = {key: [] for key in runners}
+    watch = Watch()
     for _ in range(ROUNDS):
         for key, runner in runners.items():
-            found[key].append(runner.block(STEPS).mean_s)
+            watch.seconds = 0.0
+            runner.block(STEPS, before=watch.start, after=watch.stop)
+            found[key].append(watch.seconds / STEPS)
     return [
         {
             "mode": spec.mode,
@@ -110,9 +132,9 @@ def measure_prefill(engine: ReferenceEngine) -> list[dict[str, Any]]:
         seconds = []
         for index in range(ROUNDS + 1):
             slot = core.new_slot(Job(str(index), tuple(range(2, 2 + rows)), 4))
-            started = time.perf_counter()
+            started = time.process_time()
             prefill_pass(core, [slot], rows)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
         found.append(
             {"rows": rows, "seconds": statistics.median(seconds[1:]), "all_s": seconds[1:]}
         )
@@ -186,17 +208,20 @@ def run_engine(
     ]
     found: dict[tuple[str, int], list[float]] = {}
     tau: dict[str, float] = {}
+    share: list[float] = []
     for turn in range(ROUNDS):
         for name, spec in JUDGED.items():
             for count in CONCURRENCIES:
-                started = time.perf_counter()
+                clock, started = time.monotonic(), time.process_time()
                 results = engine.generate(requests, concurrency=count, spec=spec)
-                seconds = time.perf_counter() - started
+                seconds = time.process_time() - started
+                share.append(seconds / (time.monotonic() - clock))
                 tokens = sum(len(result.output_ids) for result in results)
                 found.setdefault((name, count), []).append(tokens / seconds)
                 steps = sum(len(result.accept_lengths) for result in results)
                 tau[name] = (tokens - len(results)) / steps
                 sys.stderr.write(f"{turn} {name} at {count}: {tokens / seconds:.1f} tokens/s\n")
+    sys.stderr.write(f"share of the processor: {min(share):.2f} to {max(share):.2f}\n")
     return {
         key: {"tokens_per_s": statistics.median(rates), "all": rates, "tau": tau[key[0]]}
         for key, rates in found.items()

@@ -215,9 +215,9 @@ def plateaus(
 
     Examples:
 
-        specpilot doctor --measure --json > measured.json
-
         specpilot simulate plateaus measured.json
+
+    The file is what `doctor --measure --json` prints.
     """
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.simulate.inputs import read_row_samples

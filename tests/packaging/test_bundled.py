@@ -9,12 +9,14 @@ import pytest
 from specpilot_cli.apply.recipes import load_recipe
 from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.io.yaml_file import read_yaml_model
+from specpilot_cli.schema.batch_times import BatchStepTimes
 from specpilot_cli.schema.gpu_profile import GpuProfile
 from specpilot_cli.schema.step_profile import StepTimeCurve
 
 _REPO = Path(__file__).resolve().parents[2]
 _RECIPES = sorted((_REPO / "recipes").rglob("recipe.yaml"))
 _GPUS = sorted((_REPO / "profiles" / "gpus").rglob("*.yaml"))
+_BATCH_TIMES = sorted((_REPO / "profiles" / "batch_times").rglob("*.json"))
 _CURVES = sorted((_REPO / "profiles" / "step_times").rglob("*.json"))
 
 # A clone should stay quick: target and drafter of one recipe, and everything together.
@@ -28,7 +30,7 @@ def _name(path: Path) -> str:
 
 def test_nothing_in_profiles_escapes_these_tests() -> None:
     files = {p for p in (_REPO / "profiles").rglob("*") if p.is_file()}
-    assert files - {*_GPUS, *_CURVES} == {_REPO / "profiles" / "README.md"}
+    assert files - {*_GPUS, *_CURVES, *_BATCH_TIMES} == {_REPO / "profiles" / "README.md"}
     assert _RECIPES
     assert _GPUS
     assert _CURVES
@@ -42,6 +44,11 @@ def test_gpu_profile_is_valid_and_named_as_its_file(path: Path) -> None:
 @pytest.mark.parametrize("path", _CURVES, ids=_name)
 def test_step_times_are_valid_and_named_as_their_file(path: Path) -> None:
     assert read_json_model(path, StepTimeCurve).name == path.stem
+
+
+@pytest.mark.parametrize("path", _BATCH_TIMES, ids=_name)
+def test_batch_times_are_valid_and_named_as_their_file(path: Path) -> None:
+    assert read_json_model(path, BatchStepTimes).name == path.stem
 
 
 @pytest.mark.parametrize("path", _RECIPES, ids=_name)
