@@ -8,7 +8,7 @@ none of the judged settings, and prefill passes; fits the components of
 `specpilot_cli/schema/batch_times.py` to them; records lattices of the dev prompts; simulates the
 judged policies; then runs the engine with each, in turns, and compares tokens per second. Writes
 profiles/batch_times/demo-cpu.json and docs/measurements/batch_simulation.json. Run it from the
-repository's root; about five minutes on one core.
+repository's root; about two minutes on one core.
 
 All times are seconds of processor time of this process, which runs one thread: on an idle machine
 that is the time on the clock, and on a shared one it leaves out what others took.
@@ -45,7 +45,7 @@ from specpilot_cli.simulate.policy import parse_policy
 PAIR = Path("recipes/demo-cpu")
 TIMES = Path("profiles/batch_times/demo-cpu.json")
 OUTPUT = Path("docs/measurements/batch_simulation.json")
-REQUESTS = (1, 2, 4, 6, 12, 16)
+REQUESTS, REPEATS = (1, 4, 12), (1, 4)
 SETTINGS = (
     SpecConfig("ar"),
     SpecConfig("tree", 6, 4),
@@ -61,13 +61,23 @@ JUDGED: dict[str, SpecConfig] = {
     "chain:block=16": SpecConfig("chain", 16),
     "tree:nodes=16,block=8": SpecConfig("tree", 8, 16),
     "tree:nodes=32,block=16": SpecConfig("tree", 16, 32),
-    "tree:nodes=63,block=16": SpecConfig("tree", 16, 63),
 }
 THREE = ("ar", "chain:block=8", "tree:nodes=32,block=16")
-CONCURRENCIES = (1, 8)
+CONCURRENCIES = (8,)
 KNOTS = (1, 16, 48, 96, 192, 384)
 PROMPT_ROWS = (8, 32, 64, 128, 256, 512)
-ROUNDS, STEPS = 3, 12
+ROUNDS, STEPS = 3, 6
+
+
+Key = tuple[SpecConfig, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """Mean seconds of a block of steps, and tokens in all contexts, averaged over it."""
+
+    step_s: float
+    context_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +105,41 @@ class Watch:
         self.seconds += time.process_time() - self._began
 
 
-def measure_steps(engine: ReferenceEngine, prompts: list[tuple[int, ...]]) -> list[dict[str, Any]]:
-    """Median step time of every grid point, the points in turns."""
-    runners = {
-        (spec, count): StepRunner(engine, spec, Load(tuple(prompts), count))
+def step_runners(engine: ReferenceEngine, prompts: list[tuple[int, ...]]) -> dict[Key, StepRunner]:
+    """A runner per grid point: settings, requests, and how often each prompt is repeated."""
+    return {
+        (spec, count, times): StepRunner(
+            engine, spec, Load(tuple(prompt * times for prompt in prompts), count)
+        )
         for spec in SETTINGS
         for count in REQUESTS
+        for times in REPEATS
     }
-    for runner in runners.values():
-        runner.block(2)
-    found: dict[Any, list[float]] = {key: [] for key in runners}
+
+
+def time_steps(runners: dict[Key, StepRunner], found: dict[Key, list[StepSample]]) -> None:
+    """One block of steps at every grid point."""
     watch = Watch()
-    for _ in range(ROUNDS):
-        for key, runner in runners.items():
-            watch.seconds = 0.0
-            runner.block(STEPS, before=watch.start, after=watch.stop)
-            found[key].append(watch.seconds / STEPS)
+    for key, runner in runners.items():
+        watch.seconds = 0.0
+        stats = runner.block(STEPS, before=watch.start, after=watch.stop)
+        context = stats.context * stats.requests
+        found.setdefault(key, []).append(StepSample(watch.seconds / STEPS, context))
+
+
+def step_table(found: dict[Key, list[StepSample]]) -> list[dict[str, Any]]:
+    """Median step time and mean context of every grid point."""
     return [
         {
             "mode": spec.mode,
             "requests": count,
             "rows": count * spec.rows,
             "draft_rows": 0 if spec.mode == "ar" else count * spec.block,
-            "step_s": statistics.median(seconds),
-            "all_s": seconds,
+            "context_tokens": statistics.fmean(item.context_tokens for item in samples),
+            "step_s": statistics.median(item.step_s for item in samples),
+            "all_s": [item.step_s for item in samples],
         }
-        for (spec, count), seconds in found.items()
+        for (spec, count, _), samples in found.items()
     ]
 
 
@@ -152,7 +171,8 @@ def fit(steps: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     requests = np.array([item["requests"] for item in steps], dtype=np.float64)
     drafts = np.array([item["draft_rows"] for item in steps], dtype=np.float64)
     drafting = (drafts > 0).astype(np.float64)
-    matrix = np.stack([*hinges, requests, drafting, drafts], axis=1)
+    context = np.array([item["context_tokens"] for item in steps])
+    matrix = np.stack([*hinges, context, requests, drafting, drafts], axis=1)
     measured = np.array([item["step_s"] for item in steps])
     weights, _ = nnls(matrix / measured[:, None], np.ones(len(measured)))
     error = float(np.abs(matrix @ weights / measured - 1).mean())
@@ -160,10 +180,12 @@ def fit(steps: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], float]:
     levels = base + np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(knots))])
     beyond = (2 * knots[-1], levels[-1] + slopes[-1] * knots[-1])
     per_request, draft_base, per_draft = weights[-3:]
+    per_token = weights[-4]
     far = 16 * max(REQUESTS)
     curves = [
         _curve("verified rows", "rows", [*zip(knots, levels, strict=True), beyond]),
         _curve("requests", "requests", [(1, per_request), (64, 64 * per_request)]),
+        _curve("contexts", "context_tokens", [(1, per_token), (8000, 8000 * per_token)]),
         _curve(
             "drafting", "draft_rows",
             [(1, draft_base + per_draft), (far, draft_base + far * per_draft)],
@@ -199,33 +221,38 @@ def batch_times(curves: list[dict[str, Any]], prefill: list[dict[str, Any]]) -> 
     )
 
 
-def run_engine(
-    engine: ReferenceEngine, prompts: list[Prompt]
-) -> dict[tuple[str, int], dict[str, Any]]:
-    """Tokens per second of every judged policy at every concurrency, the runs in turns."""
-    requests = [
-        GenerateRequest(p.request_id, engine.encode(p.text), p.max_new_tokens) for p in prompts
-    ]
-    found: dict[tuple[str, int], list[float]] = {}
-    tau: dict[str, float] = {}
-    share: list[float] = []
-    for turn in range(ROUNDS):
+class LiveRuns:
+    """Runs of the engine with every judged policy."""
+
+    def __init__(self, engine: ReferenceEngine, prompts: list[Prompt]) -> None:
+        self._engine = engine
+        self._requests = [
+            GenerateRequest(p.request_id, engine.encode(p.text), p.max_new_tokens) for p in prompts
+        ]
+        self._rates: dict[tuple[str, int], list[float]] = {}
+        self._tau: dict[str, float] = {}
+        self.shares: list[float] = []
+
+    def once(self) -> None:
+        """Each policy at each concurrency, once."""
         for name, spec in JUDGED.items():
             for count in CONCURRENCIES:
                 clock, started = time.monotonic(), time.process_time()
-                results = engine.generate(requests, concurrency=count, spec=spec)
+                results = self._engine.generate(self._requests, concurrency=count, spec=spec)
                 seconds = time.process_time() - started
-                share.append(seconds / (time.monotonic() - clock))
+                self.shares.append(seconds / (time.monotonic() - clock))
                 tokens = sum(len(result.output_ids) for result in results)
-                found.setdefault((name, count), []).append(tokens / seconds)
+                self._rates.setdefault((name, count), []).append(tokens / seconds)
                 steps = sum(len(result.accept_lengths) for result in results)
-                tau[name] = (tokens - len(results)) / steps
-                sys.stderr.write(f"{turn} {name} at {count}: {tokens / seconds:.1f} tokens/s\n")
-    sys.stderr.write(f"share of the processor: {min(share):.2f} to {max(share):.2f}\n")
-    return {
-        key: {"tokens_per_s": statistics.median(rates), "all": rates, "tau": tau[key[0]]}
-        for key, rates in found.items()
-    }
+                self._tau[name] = (tokens - len(results)) / steps
+                sys.stderr.write(f"{name} at {count}: {tokens / seconds:.1f} tokens/s\n")
+
+    def table(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """Median tokens per second, all of them, and tau."""
+        return {
+            key: {"tokens_per_s": statistics.median(rates), "all": rates, "tau": self._tau[key[0]]}
+            for key, rates in self._rates.items()
+        }
 
 
 def judge(
@@ -264,28 +291,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=OUTPUT)
     parser.add_argument("--times", type=Path, default=TIMES)
-    parser.add_argument("--every", type=int, default=4, help="take every so many-th dev prompt")
+    parser.add_argument("--every", type=int, default=6, help="take every so many-th dev prompt")
     options = parser.parse_args()
     torch.set_num_threads(1)
     engine = ReferenceEngine(PAIR / "target", PAIR / "drafter", threads=1)
     prompts = list(read_prompts(PAIR / "prompts" / "dev.jsonl"))[:: options.every]
     encoded = [engine.encode(prompt.text) for prompt in prompts]
-    steps = measure_steps(engine, encoded)
-    prefill = measure_prefill(engine)
+    runners = step_runners(engine, encoded)
+    time_steps(runners, {})  # warms up
+    live = LiveRuns(engine, prompts)
+    samples: dict[Key, list[StepSample]] = {}
+    for _ in range(ROUNDS):  # steps and runs in turns: what slows one slows the other
+        time_steps(runners, samples)
+        live.once()
+    steps, prefill = step_table(samples), measure_prefill(engine)
     curves, error = fit(steps)
     times = batch_times(curves, prefill)
     recording = record_dense(engine, prompts, 16).recording
     policies = [parse_policy(name) for name in JUDGED]
     results = simulate_batches(recording, times, policies, list(CONCURRENCIES))
     predicted = {(item.policy, item.concurrency): item for item in results}
-    live = run_engine(engine, prompts)
     document = {
         "requests": len(prompts),
-        "judged": judge(predicted, live),
+        "judged": judge(predicted, live.table()),
         "predictions": [asdict(item) for item in results],
         "steps": steps,
         "prefill": prefill,
         "fit_mean_absolute_error_ratio": error,
+        "share_of_the_processor_ratio": [min(live.shares), max(live.shares)],
     }
     options.times.parent.mkdir(parents=True, exist_ok=True)
     text = times.model_dump_json(indent=2) + "\n"

@@ -35,7 +35,7 @@ from specpilot_cli.schema.lattice import LatticeRecording
 
 PAIR = Path("recipes/demo-cpu")
 OUTPUT = Path("docs/measurements/diagnose.json")
-HEALTHY, SUBSETS, SEEDS = 240, 80, 12
+HEALTHY, SUBSETS, SEEDS = 150, 60, 8
 FAULTS: dict[str, tuple[Drafter, str]] = {
     "lattices one token later": (Drafter(shift=1), "position-shift"),
     "lattices one token earlier": (Drafter(shift=-1), "position-shift"),

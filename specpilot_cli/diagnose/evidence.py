@@ -135,6 +135,10 @@ def _own_probability(anchors: Anchors, choice: npt.NDArray[np.int32]) -> Float:
         index = match.argmax(axis=-1)
         previous = np.concatenate([np.zeros_like(index[:, :1]), index[:, :-1]], axis=1)
         positions = np.arange(choice.shape[1])
+        if recording.edge.shape[2] == 1:  # no predecessor: normalised over the vocabulary already
+            edge = recording.edge[step[:, None], positions, 0, index].astype(np.float64)
+            found[part] = np.where(inside, np.exp(edge), 0.0)
+            continue
         edge = recording.edge[step[:, None], positions, previous, index].astype(np.float64)
         unary = recording.unary[step].astype(np.float64)
         norm = recording.unary_logsumexp[step].astype(np.float64)

@@ -262,7 +262,8 @@ def chain_walk(evidence: Evidence) -> Outcome:
     same = np.ones(len(step), dtype=np.bool_)
     offered = np.ones(len(step), dtype=np.bool_)
     for position in range(evidence.n_positions):
-        rows = recording.edge[step, position, previous]
+        before = previous if recording.edge.shape[2] > 1 else 0  # without a predecessor, one row
+        rows = recording.edge[step, position, before]
         previous = rows.argmax(axis=-1)
         ids = recording.candidate_ids[step, position]
         choice = evidence.choice[:, position]

@@ -1,8 +1,9 @@
 """What a step costs by what it holds: the measured times that drive a batch simulation.
 
 A decode step's time is a sum of components, each a curve over one driver: verified rows (target
-GEMMs, LM head), requests (recurrent state, attention, bookkeeping), drafted rows (the drafter), or
-nothing (what every step costs). A prompt processed in a pass of its own has a curve of its own.
+GEMMs, LM head), requests (recurrent state, bookkeeping), tokens in the contexts of all requests
+(attention), drafted rows (the drafter), or nothing (what every step costs). A prompt processed in a
+pass of its own has a curve of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.gpu_profile import ComputeType, PositiveFloat, ProfileName, Sentence
 from specpilot_cli.schema.step_profile import DeviceInfo, EngineInfo, ModelInfo
 
-Driver = Literal["step", "rows", "requests", "draft_rows", "prompt_rows"]
+Driver = Literal["step", "rows", "requests", "draft_rows", "context_tokens", "prompt_rows"]
 
 
 class CostPoint(FileModel):

@@ -8,7 +8,7 @@ trees at one request gives the same tokens per step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -134,12 +134,13 @@ class _Run:
         blocks = self._blocks(running)
         draft_rows = int(blocks.sum())
         nodes = self._nodes(running, blocks)
-        load = StepLoad(len(running) + int(nodes.sum()), len(running), draft_rows)
+        context = int((self._prompt[running] + self._position[running] + 1).sum())
+        load = StepLoad(len(running) + int(nodes.sum()), len(running), draft_rows, context)
         joined = self._join(load)
         ready = joined + self._prefill()
         if len(running) or joined:
             prompt_rows = sum(int(self._prompt[request]) for request in joined)
-            whole = StepLoad(load.rows + prompt_rows, load.requests, draft_rows)
+            whole = replace(load, rows=load.rows + prompt_rows)
             self._now += self._clock.decode_s(whole)
             self._steps += 1
             self._rows += whole.rows
@@ -200,8 +201,7 @@ class _Run:
         rows = load.rows
         for request, left in list(self._filling):
             whole = left == self._prompt[request] and left <= JOINT_PROMPT_ROWS
-            before = StepLoad(rows, load.requests, load.draft_rows)
-            after = StepLoad(rows + left, load.requests, load.draft_rows)
+            before, after = replace(load, rows=rows), replace(load, rows=rows + left)
             extra = self._clock.decode_s(after) - self._clock.decode_s(before)
             if not whole or extra >= self._clock.prefill_s(left):
                 break

@@ -12,12 +12,13 @@ from specpilot_cli.schema.batch_times import BatchStepTimes, CostCurve
 @dataclass(frozen=True, slots=True)
 class StepLoad:
     """What one decode step holds: verified rows (roots and admitted prompt rows included),
-    decoding requests, drafted rows.
+    decoding requests, drafted rows, tokens in the contexts of all requests.
     """
 
     rows: int
     requests: int
     draft_rows: int
+    context_tokens: int = 0
 
 
 class StepClock:
@@ -33,7 +34,8 @@ class StepClock:
         if load.rows == 0:
             return 0.0
         amounts = {
-            "step": 1, "rows": load.rows, "requests": load.requests, "draft_rows": load.draft_rows,
+            "step": 1, "rows": load.rows, "requests": load.requests,
+            "draft_rows": load.draft_rows, "context_tokens": load.context_tokens,
         }  # fmt: skip
         return sum(self._at(curve, amounts[curve.driver]) for curve in self._decode)
 

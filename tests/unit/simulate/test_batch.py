@@ -117,6 +117,23 @@ def test_times_beyond_what_was_measured_are_named(recorded: Recorded, make_times
     ) == pytest.approx(0.2)
 
 
+def test_contexts_cost_what_they_hold(recorded: Recorded, make_times: MakeTimes):
+    """One request: Σ over steps of prompt and output so far."""
+    recording = recorded()
+    per_token = make_times(
+        ("rows", "rows", (1, 0.0), (64, 0.0)), ("kv", "context_tokens", (1, 1e-6), (1e6, 1.0))
+    )
+    found = run(recording, per_token, "ar")
+    prompts = np.diff(recording.prompt_offsets)
+    lengths = np.diff(recording.output_offsets)
+    contexts = sum(
+        prompt + position
+        for prompt, length in zip(prompts, lengths, strict=True)
+        for position in range(1, length)
+    )
+    assert found.seconds == pytest.approx(prompts.sum() * 0.001 + contexts * 1e-6)
+
+
 def test_the_shared_budget_is_the_best_set_that_is_a_forest():
     """Against every choice of prefixes, on small cases."""
     rng = np.random.default_rng(0)
