@@ -39,31 +39,37 @@ LatticeArgument = Annotated[
 ]
 
 
+StepTimesOption = Annotated[
+    str, typer.Option("--step-times", metavar="FILE|NAME", help="Measured step times.")
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="ar · chain:block=8 · tree:nodes=16,block=16 · shared:rows=192,block=16 · "
+        "shared:rows=192,block=auto,draft-rows=256; each may have admission=joint. Repeatable.",
+    ),
+]
+ConcurrencyOption = Annotated[str, typer.Option(help="Requests in flight: a comma list.")]
+RepeatOption = Annotated[
+    int, typer.Option(min=1, max=1000, help="Run through the requests so many times.")
+]
+
+
 @app.command(context_settings=_CONTEXT)
 def batch(
     lattice: LatticeArgument,
-    step_times: Annotated[
-        str, typer.Option("--step-times", metavar="FILE|NAME", help="Measured step times.")
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            help="ar · chain:block=8 · tree:nodes=16,block=16 · shared:rows=192,block=16 · "
-            "shared:rows=192,block=auto,draft-rows=256; each may have admission=joint. Repeatable.",
-        ),
-    ] = None,
-    concurrency: Annotated[str, typer.Option(help="Requests in flight: a comma list.")] = "1,8,24",
-    repeat: Annotated[
-        int, typer.Option(min=1, max=1000, help="Run through the requests so many times.")
-    ] = 1,
+    step_times: StepTimesOption,
+    policy: PolicyOption = None,
+    concurrency: ConcurrencyOption = "1,8,24",
+    repeat: RepeatOption = 1,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
 ) -> None:
     """Tokens per second of batch policies, step by step, from recorded lattices.
 
-    The first policy `ar` or, without one, the first policy given is what speedups refer to.
+    Speedups are over `ar` or, where it is not among the policies, over the first one.
 
     Examples:
 
@@ -72,7 +78,6 @@ def batch(
         specpilot simulate batch lattices.safetensors --step-times h200.json \\
         --policy ar --policy tree:nodes=8,block=16 --policy shared:rows=192,block=16 -o batch.html
     """
-    from specpilot_cli.commands.replay import parse_nodes
     from specpilot_cli.io.lattice_file import read_lattice
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.simulate_page import render_batch_page
@@ -82,9 +87,9 @@ def batch(
 
     options.check_output(output, force, ".html", inputs=(lattice, step_times))
     policies = [parse_policy(text) for text in policy or _DEFAULT]
+    counts = _counts(concurrency)
     times = load_batch_times(step_times)
     recording = read_lattice(lattice)
-    counts = sorted(set(parse_nodes(concurrency)))
     found = simulate_batches(recording, times, policies, counts, repeat=repeat)
     envelope = build_envelope(
         "simulate batch", {"step_times": times, "runs": found}, inputs=[lattice]
@@ -94,6 +99,18 @@ def batch(
         text=lambda: _print_batches(found, times.source),
         writers={".html": lambda: render_batch_page(found, times, envelope)},
     )  # fmt: skip
+
+
+def _counts(text: str) -> list[int]:
+    from specpilot_cli.errors import InputError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 4096 for part in parts):
+        raise InputError(
+            f"`{text}` is no list of request counts", where="--concurrency",
+            hint="numbers of 1 to 4096 with commas: 1,8,24",
+        )  # fmt: skip
+    return sorted({int(part) for part in parts})
 
 
 def _print_batches(found: list[BatchResult], source: str) -> None:

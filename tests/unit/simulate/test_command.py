@@ -95,6 +95,8 @@ def test_plateaus_of_a_list_and_of_doctors_answer(
         (["batch", "{lattice}", "--step-times", "{times}", "--policy", "tree"], "lacks nodes"),
         (["batch", "{lattice}", "--step-times", "{lattice}"], "l.safetensors"),
         (["batch", "missing", "--step-times", "{times}"], "no such lattice"),
+        (["batch", "{lattice}", "--step-times", "{times}", "--concurrency", "1,x"], "`1,x` is no"),
+        (["batch", "{lattice}", "--step-times", "{times}", "--concurrency", "0"], "`0` is no"),
         (["tlv", "{lattice}", "--q-flags", "missing.jsonl"], "missing.jsonl"),
         (["tlv", "{lattice}", "--q-flags", "{flags}", "--times", "1,2,3"], "not five times"),
         (["tlv", "{lattice}", "--q-flags", "{flags}", "--times", "1,2,3,4,nan"], "not five times"),
