@@ -132,7 +132,7 @@ def test_the_page_draws_the_waterfall(specpilot: Run, made: dict[str, str], tmp_
     done = specpilot("ceiling", path, "--step-times", TIMES, "-o", "page.html", "-q")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3  # factors, waterfall, roofline
     for text in ("Where the step goes", "What would change it", "target gemm above its floor",
                  "VERIFY", "speedup, projected"):  # fmt: skip
         assert text in page
