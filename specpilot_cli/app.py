@@ -18,12 +18,14 @@ from specpilot_cli.commands import (
     apply,
     ceiling,
     convert_w12,
+    diagnose,
     doctor,
     paired_bench,
     profile,
     record,
     replay,
     serve,
+    simulate,
     token_force,
     w12,
 )
@@ -117,6 +119,7 @@ def _warn_about_variables(commands: Iterable[Any]) -> None:
 _COMMANDS: dict[str, Callable[..., None]] = {
     "ceiling": ceiling.ceiling,
     "replay": replay.replay,
+    "diagnose": diagnose.diagnose,
     "record": record.record,
     "profile": profile.profile,
     "convert-w12": convert_w12.convert_w12,
@@ -129,3 +132,4 @@ for _name, _command in _COMMANDS.items():
     app.command(_name, context_settings=_CONTEXT)(_command)
 app.add_typer(w12.app, name="w12")
 app.add_typer(apply.app, name="apply")
+app.add_typer(simulate.app, name="simulate")

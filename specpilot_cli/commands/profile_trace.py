@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -47,16 +47,21 @@ def profile_server(
 ) -> None:
     """Profile a running server, then read what it wrote."""
     from specpilot_cli.profile.build import profile_of_traces
-    from specpilot_cli.profile.live import ServerFacts, record_trace
+    from specpilot_cli.profile.live import drafted_block, model_folder, record_trace
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_new_file(given.output, ".json", where="-o", force=given.force)
     with ConsoleReporter(quiet=given.quiet) as reporter:
-        facts: ServerFacts
         paths, facts = record_trace(
             url, steps=steps, folder=folder, prompts=prompts, reporter=reporter
         )
-    step = profile_of_traces(paths, _deployment(given, facts.version, facts.block))
+    known = replace(
+        given,
+        target=given.target or model_folder(facts.model_path),
+        drafter=given.drafter or model_folder(facts.draft_model_path),
+    )
+    deployment = _deployment(known, facts.version or "unknown", drafted_block(facts))
+    step = profile_of_traces(paths, deployment)
     _finish(step, list(paths), given)
 
 

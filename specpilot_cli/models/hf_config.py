@@ -38,6 +38,8 @@ _NOT_COUNTED = (
     "enable_moe_block", "use_double_wide_mlp",
 )  # fmt: skip
 _OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))
+_MOST = 10**9  # no model has a size beyond it
+_MOST_LAYERS = 10_000
 _SOURCE = "config"
 _HINT = "a profile file can state the shape instead; see profiles/models"
 
@@ -58,9 +60,9 @@ class _Config:
             value = self.data.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise self.error(f"not a whole number of at least {least}: {value!r}", key)
-            return value
+            if isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST:
+                return value
+            raise self.error(f"not a whole number of at least {least}: {value!r}", key)
         if optional:
             return None
         raise self.error("missing", keys[0])
@@ -98,7 +100,7 @@ def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> 
             raise config.error("layers of a kind that is not counted here", key)
     dtype = config.data.get("dtype") or config.data.get("torch_dtype")
     dtype = dtype or document.get("dtype") or document.get("torch_dtype") or "bfloat16"
-    if dtype not in _DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
         raise config.error(f"weights of type {dtype!r} have no known size", "dtype")
     tied = config.data.get("tie_word_embeddings", document.get("tie_word_embeddings"))
     profile: dict[str, Any] = {
@@ -112,7 +114,7 @@ def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> 
         "tied_head": _flag(bool(tied), derived=tied is None),
         "layers": _layers(config),
     }
-    if drafter := _drafter(document):
+    if drafter := _drafter(document, where):
         profile["drafter"] = drafter
     return validate(profile, ModelProfile, lambda _: where)
 
@@ -143,6 +145,8 @@ def _layers(config: _Config) -> list[dict[str, Any]]:
 def _kinds(config: _Config) -> list[str]:
     """The kind of every layer, from `layer_types` or from the rule that stands for it."""
     n_layers = config.must("num_hidden_layers")
+    if n_layers > _MOST_LAYERS:
+        raise config.error(f"{n_layers} layers are more than any model has", "num_hidden_layers")
     stated = config.data.get("layer_types")
     if stated is not None:
         if not isinstance(stated, list) or len(stated) != n_layers:
@@ -232,7 +236,7 @@ def _attention(config: _Config, kind: str, several: bool) -> dict[str, Any]:
 
 def _gdn(config: _Config) -> dict[str, Any]:
     state = config.data.get("mamba_ssm_dtype", "float32")
-    if state not in _DTYPE_BYTES:
+    if not isinstance(state, str) or state not in _DTYPE_BYTES:
         raise config.error(f"states of type {state!r} have no known size", "mamba_ssm_dtype")
     return {
         "type": "gated_delta_net",
@@ -253,7 +257,9 @@ def _sparse(config: _Config, n_layers: int) -> list[bool]:
         return [False] * n_layers
     every = config.whole("decoder_sparse_step", "moe_layer_freq", optional=True) or 1
     first = config.whole("first_k_dense_replace", optional=True, least=0) or 0
-    dense = config.data.get("mlp_only_layers") or ()
+    dense = config.data.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise config.error("not a list of layers", "mlp_only_layers")
     return [i >= first and (i + 1) % every == 0 and i not in dense for i in range(n_layers)]
 
 
@@ -278,14 +284,15 @@ def _dense(config: _Config) -> dict[str, Any]:
     return {"type": "dense", "intermediate": _count(config.must("intermediate_size"))}
 
 
-def _drafter(document: Mapping[str, Any]) -> dict[str, Any] | None:
+def _drafter(document: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """What a DFlash drafter's configuration adds; None for any other model."""
-    names = document.get("architectures") or [""]
-    if not _DRAFTERS.fullmatch(str(names[0])):
+    names = document.get("architectures")
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    if not _DRAFTERS.fullmatch(first):
         return None
     own = document.get("dflash_config")
     data = {**document, **own} if isinstance(own, dict) else dict(document)
-    config = _Config(data, str(names[0]), "dflash_config.")
+    config = _Config(data, where, "dflash_config.")
     features = data.get("target_layer_ids")
     if not isinstance(features, list) or not features:
         raise config.error("needs the target layers whose states it reads", "target_layer_ids")

@@ -86,6 +86,13 @@ def profile_of_traces(paths: Sequence[Path], deployment: Deployment) -> StepProf
         windows, spans = find_steps(trace, table)
         prefills += spans
         steps += [_Step(trace, window, use_of_step(trace, window, table)) for window in windows]
+    steps = [step for step in steps if step.use.busy_s > 0]
+    if not steps:
+        raise InputError(
+            "no kernel ran inside a whole step",
+            where=str(paths[0]),
+            hint="profile with activities CPU and GPU while a request decodes",
+        )
     devices = {step.trace.device for step in steps}
     if len(devices) > 1:
         raise InputError(f"the traces are of different GPUs: {', '.join(sorted(devices))}")
@@ -114,7 +121,7 @@ def _profile(
 ) -> StepProfile:
     drafts = any(step.window.drafts for step in steps)
     shape, mode = _shape(steps, requests, drafts, deployment)
-    context, note = _context(steps, prefills, requests, deployment)
+    context, note = _context(steps, prefills, shape, deployment)
     notes += [note] if note else []
     w12 = steps[0].use.w12
     work = _work(deployment, shape, context, w12)
@@ -186,15 +193,19 @@ def _queries(spans: Iterable[Span], requests: int) -> int | None:
 
 
 def _context(
-    steps: list[_Step], prefills: list[Span], requests: int, deployment: Deployment
+    steps: list[_Step], prefills: list[Span], shape: StepShape, deployment: Deployment
 ) -> tuple[float | None, str | None]:
-    """Committed tokens a request: given, labelled (g_sk), or the prompts seen in the trace."""
+    """Committed tokens a request: given, labelled, or the prompts seen in the trace.
+
+    A label's `g_sk` counts the keys that the pass ends with, its own rows among them.
+    """
+    requests = shape.requests
     if deployment.context is not None:
         return deployment.context, None
     seen = [step.window.target.fact("g_sk") for step in steps]
     labelled = [keys for keys in seen if keys is not None]
     if labelled:
-        return statistics.fmean(labelled) / requests, None
+        return max(0.0, statistics.fmean(labelled) / requests - shape.rows), None
     tokens = sum(span.fact("toks") or 0 for span in prefills)
     if tokens:
         return tokens / requests, (

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from specpilot_cli.engines.http_parts import checked_url, status_text
+from specpilot_cli.engines.sglang.info import ServerFacts, read_facts
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.chrome_trace import ChromeTrace
 from specpilot_cli.io.prompts_file import read_prompts
@@ -34,14 +35,6 @@ _HERE = (
     "the server writes on its own host: run this there, with --trace-dir DIR that server and user "
     "can both reach; or copy the file and use --trace"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """The engine's version and its verified rows per request, None where it does not speculate."""
-
-    version: str
-    block: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +70,7 @@ def record_trace(
         done = False
         try:
             reporter.note(f"profiling {steps} steps of {base}, trace to {place}")
-            _decode(client, texts, steps, facts.block or 1, waits)
+            _decode(client, texts, steps, drafted_block(facts) or 1, waits)
             found = _await_trace(place, profile_id, waits.file_s)
             done = True
         finally:
@@ -132,13 +125,20 @@ def _ask(
 def _facts(info: Any, base: str) -> ServerFacts:
     if not isinstance(info, dict):
         raise MachineError(f"{base} is no SGLang server: /server_info is no object")
-    version, block = info.get("version"), info.get("speculative_num_draft_tokens")
-    speculates = info.get("speculative_algorithm") is not None
-    whole = isinstance(block, int) and block >= 2
-    return ServerFacts(
-        version if isinstance(version, str) and version else "unknown",
-        block if speculates and whole else None,
-    )
+    return read_facts(info)
+
+
+def drafted_block(facts: ServerFacts) -> int | None:
+    """Rows that the server verifies per request; None where it does not speculate."""
+    block = facts.draft_tokens
+    speculates = facts.speculative_algorithm is not None
+    return block if speculates and block is not None and block >= 2 else None
+
+
+def model_folder(path: str | None) -> Path | None:
+    """The folder of a model that the server names, if its configuration lies on this host."""
+    folder = None if path is None else Path(path)
+    return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
 def _decode(

@@ -76,5 +76,5 @@ def short_name(name: str) -> str:
             kept += "<…>"
         elif depth == 0 and sign != ">":
             kept += sign
-    kept = kept.strip() or name
+    kept = kept.strip() or name.strip() or "(no name)"
     return kept if len(kept) <= _MAX_SHOWN else f"{kept[: _MAX_SHOWN - 1]}…"

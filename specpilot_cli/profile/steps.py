@@ -76,7 +76,7 @@ def find_steps(trace: GpuTrace, table: NameTable) -> tuple[list[Window], list[Sp
     windows = []
     for (start, target), (end, _) in pairwise(begun):
         inside = tuple(s for s in spans if start <= s.start_us < end)
-        if not any(span.role == "prefill" for span in inside):
+        if end > start and not any(span.role == "prefill" for span in inside):
             windows.append(Window(start, end, target, inside))
     if not windows:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(s.kind for s in spans).items())

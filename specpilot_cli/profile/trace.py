@@ -21,6 +21,8 @@ _KERNELS = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _SPANS = "gpu_user_annotation"
 # `step[VERIFY bs=1 g_sq=8]`; the numbers after the kind are optional and of the engine's choice.
 _STEP = re.compile(r"step\[(?P<kind>[A-Z_0-9]+)(?P<facts>(?: \w+=[-\w.]+)*)\]")
+_COUNT = re.compile(r"[1-9][0-9]{0,11}")
+_MAX_US = 1e18  # thirty thousand years: what is beyond it is no time
 _MAX_NAMES = 100_000
 
 
@@ -63,11 +65,12 @@ def read_gpu_trace(path: Path) -> GpuTrace:
     source = ChromeTrace(path)
     trace = GpuTrace(path, "")
     ids: dict[str, int] = {}
-    devices: set[Any] = set()
+    devices: set[str] = set()
     marks: dict[tuple[str, float, float], SpanMark] = {}
     for number, event in enumerate(source.events(), 1):
         category = event.get("cat")
-        if event.get("ph") != "X" or (category not in _KERNELS and category != _SPANS):
+        wanted = isinstance(category, str) and (category in _KERNELS or category == _SPANS)
+        if not wanted or event.get("ph") != "X":
             continue
         name, start, dur = _timed(event, path, number)
         if category == _SPANS:
@@ -76,7 +79,7 @@ def read_gpu_trace(path: Path) -> GpuTrace:
             continue
         facts = event.get("args")
         args = facts if isinstance(facts, dict) else {}
-        devices.add(args.get("device", 0))
+        devices.add(str(args.get("device", 0)))
         stream = args.get("stream", event.get("tid", 0))
         trace.start_us.append(start)
         trace.dur_us.append(dur)
@@ -100,14 +103,15 @@ def _timed(event: Mapping[str, Any], path: Path, number: int) -> tuple[str, floa
             where=f"{path}: event {number}",
             hint="is the file written by torch.profiler?",
         )
-    return name, start, dur
+    # Half a surrogate pair, which JSON can spell, could be written to no file.
+    return name.encode("utf-8", "replace").decode("utf-8"), start, dur
 
 
 def _number(value: object) -> float | None:
-    """`value` as a finite float, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """`value` as a time in microseconds, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if math.isfinite(value) and abs(value) < _MAX_US else None
 
 
 def _mark(name: str, start: float, dur: float) -> SpanMark | None:
@@ -115,7 +119,7 @@ def _mark(name: str, start: float, dur: float) -> SpanMark | None:
     if match is None:
         return None
     pairs = (part.split("=", 1) for part in match["facts"].split())
-    facts = {key: int(value) for key, value in pairs if value.lstrip("-").isdigit()}
+    facts = {key: int(value) for key, value in pairs if _COUNT.fullmatch(value)}
     return SpanMark(match["kind"], start, start + dur, facts)
 
 
@@ -126,7 +130,7 @@ def _device_name(header: Mapping[str, Any]) -> str:
     return name if isinstance(name, str) and name else "unknown GPU"
 
 
-def _check(trace: GpuTrace, devices: set[Any]) -> None:
+def _check(trace: GpuTrace, devices: set[str]) -> None:
     where = str(trace.path)
     if not len(trace):
         raise InputError(

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from specpilot_cli.ceiling.answer import CeilingAnswer
 from specpilot_cli.ceiling.document import step_split
 from specpilot_cli.report import adapters
-from specpilot_cli.report.figures import ceiling_factors, speedup_curve, step_waterfall
+from specpilot_cli.report.figures import ceiling_factors, roofline, speedup_curve, step_waterfall
 from specpilot_cli.report.figures.base import ReportFigure
 from specpilot_cli.report.html import (
     InputHash,
@@ -21,6 +21,7 @@ from specpilot_cli.report.html import (
     environment_rows,
     render_report,
 )
+from specpilot_cli.report.roofline_data import roofline_data
 from specpilot_cli.schema.result import Envelope
 from specpilot_cli.units import format_seconds
 
@@ -91,6 +92,9 @@ def _figures(answer: CeilingAnswer, condition: str) -> tuple[ReportFigure, ...]:
             adapters.waterfall_data(answer.ceiling, condition, split=step_split(answer))
         ),
     ]
+    roof = roofline_data(answer.profile, answer.ceiling.peaks, answer.ceiling.rule, condition)
+    if roof is not None:
+        figures.append(roofline.draw(roof))
     curve, now = answer.curve, answer.now
     if curve is not None and now is not None:
         step = answer.profile

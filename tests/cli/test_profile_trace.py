@@ -17,12 +17,23 @@ TIMES = "h200-qwen3.8-27b-dflash2-bf16"
 MODELS = ("--target", "qwen3.8-27b", "--drafter", "qwen3.8-27b-dflash2")
 
 
-def _profile(run: Run, name: str, *args: str) -> Path:
-    path = Path(f"{name}.json")
-    trace = str(TRACES / f"{name}.trace.json.gz")
-    done = run("profile", "--trace", trace, *MODELS, *args, "-o", str(path))
-    assert done.returncode == 0, done.stderr
-    return path
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Step profiles of the servers, as the command writes them; `test_the_command_…` checks it."""
+    from specpilot_cli.io.json_file import write_json
+    from specpilot_cli.models.registry import load_model
+    from specpilot_cli.profile.build import Deployment, profile_of_traces
+
+    folder = tmp_path_factory.mktemp("profiles")
+    target, drafter = load_model(MODELS[1]), load_model(MODELS[3])
+    found = {}
+    for name, block in (("ar", None), ("df8", 8)):
+        step = profile_of_traces(
+            [TRACES / f"{name}.trace.json.gz"], Deployment(target, drafter, block=block)
+        )
+        write_json(folder / f"{name}.json", step)
+        found[name] = str(folder / f"{name}.json")
+    return found
 
 
 def _ceiling(run: Run, *args: str) -> dict[str, Any]:
@@ -32,17 +43,27 @@ def _ceiling(run: Run, *args: str) -> dict[str, Any]:
     return results
 
 
-def test_a_trace_never_gives_the_step_time(specpilot: Run) -> None:
-    path = _profile(specpilot, "df8", "--block", "8")
-    done = specpilot("ceiling", str(path))
+def test_the_command_writes_the_profile(
+    specpilot: Run, made: dict[str, str], tmp_path: Path
+) -> None:
+    done = specpilot("profile", "--trace", DF8, *MODELS, "--block", "8", "-o", "x.json", "--json")
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "x.json").read_text())
+    assert written == json.loads(Path(made["df8"]).read_text())
+    assert json.loads(done.stdout)["results"]["step_profile"] == written
+
+
+def test_a_trace_never_gives_the_step_time(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
+    done = specpilot("ceiling", path)
     assert done.returncode == 2
     assert "a trace cannot tell it" in done.stderr
     assert "--step-times FILE|NAME" in done.stderr.partition("hint:")[2]
 
 
-def test_ceiling_of_the_stock_chain(specpilot: Run) -> None:
-    path = _profile(specpilot, "df8", "--block", "8")
-    found = _ceiling(specpilot, str(path), "--step-times", TIMES)
+def test_ceiling_of_the_stock_chain(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
+    found = _ceiling(specpilot, path, "--step-times", TIMES)
     assert found["t_step_s"] == 0.0200
     assert TIMES in found["t_step_source"]
     assert found["overhead_factor_ratio"] == pytest.approx(20.0 / 18.208, rel=1e-3)
@@ -64,11 +85,10 @@ def test_ceiling_of_the_stock_chain(specpilot: Run) -> None:
     assert any("1.68 ms a step were seen by the client only" in note for note in found["notes"])
 
 
-def test_levers_are_projections_with_their_arithmetic(specpilot: Run) -> None:
-    path = _profile(specpilot, "df8", "--block", "8")
+def test_levers_are_projections_with_their_arithmetic(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
     levers = {
-        item["name"]: item
-        for item in _ceiling(specpilot, str(path), "--step-times", TIMES)["levers"]
+        item["name"]: item for item in _ceiling(specpilot, path, "--step-times", TIMES)["levers"]
     }
     assert {item["basis"] for item in levers.values()} == {"projected"}
     # 12.829 + 0.620 ms of weights; a quarter less is 3.35 ms of 20.
@@ -88,9 +108,9 @@ def test_levers_are_projections_with_their_arithmetic(specpilot: Run) -> None:
     assert two["gain_high_ratio"] == pytest.approx(11.67 / 6.16 * step / cycle, rel=1e-3)
 
 
-def test_plain_decoding_takes_the_ar_time(specpilot: Run) -> None:
-    path = _profile(specpilot, "ar")
-    found = _ceiling(specpilot, str(path), "--step-times", TIMES)
+def test_plain_decoding_takes_the_ar_time(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["ar"]
+    found = _ceiling(specpilot, path, "--step-times", TIMES)
     assert found["t_step_s"] == 0.0148
     assert found["tau_tokens_per_step"] == 1.0
     names = {item["name"]: item for item in found["levers"]}
@@ -98,31 +118,31 @@ def test_plain_decoding_takes_the_ar_time(specpilot: Run) -> None:
     assert names["tree of 32 nodes"]["gain_high_ratio"] is None
 
 
-def test_measured_peaks_are_a_choice(specpilot: Run) -> None:
-    path = _profile(specpilot, "df8", "--block", "8")
-    found = _ceiling(specpilot, str(path), "--step-times", TIMES, "--measured-peaks")
+def test_measured_peaks_are_a_choice(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
+    found = _ceiling(specpilot, path, "--step-times", TIMES, "--measured-peaks")
     assert found["peaks"]["read_bytes_per_s"]["kind"] == "measured"
-    done = specpilot(
-        "ceiling", str(path), "--step-times", TIMES, "--measured-peaks", "--gpu", "b200"
-    )
+    done = specpilot("ceiling", path, "--step-times", TIMES, "--measured-peaks", "--gpu", "b200")
     assert done.returncode == 2
     assert "doctor --measure" in done.stderr
 
 
-def test_the_page_draws_the_waterfall(specpilot: Run, tmp_path: Path) -> None:
-    path = _profile(specpilot, "df8", "--block", "8")
-    done = specpilot("ceiling", str(path), "--step-times", TIMES, "-o", "page.html", "-q")
+def test_the_page_draws_the_waterfall(specpilot: Run, made: dict[str, str], tmp_path: Path) -> None:
+    path = made["df8"]
+    done = specpilot("ceiling", path, "--step-times", TIMES, "-o", "page.html", "-q")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 2
+    assert page.count("<svg") == 3  # factors, waterfall, roofline
     for text in ("Where the step goes", "What would change it", "target gemm above its floor",
                  "VERIFY", "speedup, projected"):  # fmt: skip
         assert text in page
 
 
-def test_step_times_of_another_step_are_refused(specpilot: Run, tmp_path: Path) -> None:
-    path = _profile(specpilot, "df8", "--block", "8")
-    profile = json.loads((tmp_path / path).read_text())
+def test_step_times_of_another_step_are_refused(
+    specpilot: Run, made: dict[str, str], tmp_path: Path
+) -> None:
+    path = made["df8"]
+    profile = json.loads(Path(path).read_text())
 
     def refused(message: str, **changes: Any) -> None:
         (tmp_path / "other.json").write_text(json.dumps(profile | changes))

@@ -40,15 +40,15 @@ def test_a_read_that_is_left_out_is_no_measurement(monkeypatch: pytest.MonkeyPat
 
 
 def test_reads_come_from_memory_not_from_the_cache():
+    """A cache that kept some of the buffer would make the smaller one faster."""
     device = probe.device()
-    times = probe.read_times()
-    assert times.bytes > 20 * device.l2_bytes
-    whole = times.bytes / sorted(times.seconds)[len(times.seconds) // 2]
-    small = probe.read_times(device.l2_bytes // 4 // TILE_BYTES * TILE_BYTES)
-    cached = small.bytes / sorted(small.seconds)[len(small.seconds) // 2]
-    if device.multiprocessors >= 100:  # small devices cannot fill a replay with so few bytes
-        assert cached > whole
-    assert 1e11 < whole < 2e13
+    whole, half = probe.read_times(), probe.read_times(probe.READ_BYTES // 2)
+    assert half.bytes > 10 * device.l2_bytes
+    rates = [
+        times.bytes / sorted(times.seconds)[len(times.seconds) // 2] for times in (whole, half)
+    ]
+    assert rates[1] / rates[0] == pytest.approx(1.0, abs=0.05)
+    assert 1e11 < rates[0] < 2e13
 
 
 def test_the_whole_measurement_fits_in_half_a_minute():
@@ -61,7 +61,7 @@ def test_the_whole_measurement_fits_in_half_a_minute():
     measured = measure("Qwen3.8-27B", reporter=SilentReporter())
     assert time.perf_counter() - begin < 30
     assert measured.read.spread_ratio < 0.05
-    assert 0.3 < measured.square.value / 1e15 < 3 or measured.device.multiprocessors < 100
+    assert 0.15 < measured.square.value / 1e15 < 3 or measured.device.multiprocessors < 100
     profile = local_profile(measured)
     sheet = profile.peaks.bandwidth("datasheet")
     if sheet is not None:

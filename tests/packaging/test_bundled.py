@@ -9,6 +9,7 @@ import pytest
 from specpilot_cli.apply.recipes import LoadedRecipe, LoadedSglangRecipe, load_recipe
 from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.io.yaml_file import read_yaml_model
+from specpilot_cli.schema.batch_times import BatchStepTimes
 from specpilot_cli.schema.gpu_profile import GpuProfile
 from specpilot_cli.schema.kernel_classes import KernelClasses
 from specpilot_cli.schema.model_profile import ModelProfile
@@ -19,6 +20,7 @@ _RECIPES = sorted((_REPO / "recipes").rglob("recipe.yaml"))
 _GPUS = sorted((_REPO / "profiles" / "gpus").rglob("*.yaml"))
 _MODELS = sorted((_REPO / "profiles" / "models").rglob("*.yaml"))
 _KERNELS = sorted((_REPO / "profiles" / "kernel_classes").rglob("*.yaml"))
+_BATCH_TIMES = sorted((_REPO / "profiles" / "batch_times").rglob("*.json"))
 _CURVES = sorted((_REPO / "profiles" / "step_times").rglob("*.json"))
 
 # A clone should stay quick: target and drafter of one recipe, and everything together.
@@ -32,7 +34,8 @@ def _name(path: Path) -> str:
 
 def test_nothing_in_profiles_escapes_these_tests() -> None:
     files = {p for p in (_REPO / "profiles").rglob("*") if p.is_file()}
-    assert files - {*_GPUS, *_MODELS, *_KERNELS, *_CURVES} == {_REPO / "profiles" / "README.md"}
+    known = {*_GPUS, *_MODELS, *_KERNELS, *_CURVES, *_BATCH_TIMES}
+    assert files - known == {_REPO / "profiles" / "README.md"}
     assert _RECIPES
     assert _GPUS
     assert _MODELS
@@ -58,6 +61,11 @@ def test_kernel_classes_are_valid_and_named_as_their_file(path: Path) -> None:
 @pytest.mark.parametrize("path", _CURVES, ids=_name)
 def test_step_times_are_valid_and_named_as_their_file(path: Path) -> None:
     assert read_json_model(path, StepTimeCurve).name == path.stem
+
+
+@pytest.mark.parametrize("path", _BATCH_TIMES, ids=_name)
+def test_batch_times_are_valid_and_named_as_their_file(path: Path) -> None:
+    assert read_json_model(path, BatchStepTimes).name == path.stem
 
 
 @pytest.mark.parametrize("path", _RECIPES, ids=_name)

@@ -147,6 +147,9 @@ def _normal(shape: Shape) -> torch.Tensor:
 
 def _replayed(works: list[Work], *, seconds: float = _SECONDS) -> tuple[float, ...]:
     """Seconds of each replay of a graph of `works`, in order."""
+    for work in works:  # libraries choose kernels and take workspace before anything is captured
+        work()
+    torch.cuda.synchronize()
     graph = captured(works)
     _spin(graph, min(_WARM_UP_S, seconds))
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

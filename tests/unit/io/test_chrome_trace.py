@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -146,3 +147,23 @@ def test_garbage_ends_after_a_bounded_read(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 60e6
+
+
+def test_damaged_bytes_give_an_error_or_a_trace_but_nothing_else(tmp_path: Path) -> None:
+    """Cut, flipped and repeated bytes of a real trace: 300 of them, the same every time."""
+    with gzip.open(DF8) as file:
+        data = file.read()[:40_000]
+    rng = random.Random(7)
+    refused = 0
+    for _ in range(300):
+        bad = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(bad))
+            bad[at : at + rng.randint(0, 3)] = rng.choice((b"", b'"', b"{", b"\xff", b"]}", b"1e9"))
+        path = tmp_path / "t.json"
+        path.write_bytes(bytes(bad) + rng.choice((b"", b"]}")))
+        try:
+            _read(path)
+        except InputError as error:
+            refused += str(path) in (error.where or "")
+    assert refused > 250

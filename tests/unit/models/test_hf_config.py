@@ -138,6 +138,7 @@ def test_a_text_part_is_read_and_its_path_named() -> None:
         ({"hidden_size": "64"}, "not a whole number"),
         ({"num_hidden_layers": True}, "not a whole number"),
         ({"num_hidden_layers": 0}, "not a whole number"),
+        ({"num_hidden_layers": 10**8}, "more than any model has"),
         ({"head_dim": None, "num_attention_heads": 7}, "no multiple of 7 heads"),
         ({"layer_types": ["full_attention"]}, "one entry for each of 4 layers"),
         ({"layer_types": ["mamba"] * 4}, "unknown kind of layer `mamba`"),
@@ -180,3 +181,29 @@ def test_a_file_that_is_no_configuration(tmp_path: Any, text: str) -> None:
     with pytest.raises(InputError) as caught:
         read_hf_config(path)
     assert str(path) in str(caught.value)
+
+
+def test_values_that_no_configuration_has_are_refused() -> None:
+    """Keys of a hybrid, a mixture and a drafter replaced by every kind of value."""
+    odd = (None, True, -1, 0, 1.5, "", "x", [], [1], ["full_attention"] * 4, {}, {"0": 1}, 10**40)
+    full = BASE | GDN | {
+        "model_type": "qwen3_5_text", "num_experts": 4, "num_experts_per_tok": 2,
+        "dtype": "float16", "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8,
+        "sliding_window": 4,
+        "layer_types": ["linear_attention", "sliding_attention"] * 2, "mamba_ssm_dtype": "float32",
+        "attention_k_eq_v": True, "tie_word_embeddings": False, "mlp_only_layers": [1],
+        "architectures": ["DFlash2DraftModel"], "per_layer_config": None, "text_config": None,
+        "decoder_sparse_step": 1, "first_k_dense_replace": 0, "n_shared_experts": 1,
+        "dflash_config": {"target_layer_ids": [1], "block_size": 8},
+    }  # fmt: skip
+    profile_of_config(full, name="m", where="x.json")
+    refused = 0
+    for key in full:
+        for value in odd:
+            try:
+                profile = profile_of_config(full | {key: value}, name="m", where="x.json")
+            except InputError as error:
+                refused += error.where == "x.json"
+            else:
+                assert sum(item.weights for item in projections(profile)) > 0
+    assert refused > 200

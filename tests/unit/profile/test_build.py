@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,8 +104,8 @@ def test_labels_give_rows_requests_and_context(make_trace: Make) -> None:
     path = make_trace(kernels, _marks(4))
     profile = profile_of_traces([path], Deployment(target=QWEN.target, drafter=QWEN.drafter))
     assert (profile.requests, profile.rows, profile.draft_block) == (2, 8, 8)
-    assert profile.context == 100
-    shape = StepShape(requests=2, rows=8, committed=4, context=100, block=8)
+    assert profile.context == 100 - 8  # the label counts the pass's own rows
+    shape = StepShape(requests=2, rows=8, committed=4, context=92, block=8)
     assert QWEN.target is not None
     expected = step_work(QWEN.target, QWEN.drafter, shape)
     assert profile.classes[0].name == "target_gemm"
@@ -132,7 +135,8 @@ def test_a_tree_is_what_its_nodes_say(make_trace: Make) -> None:
 
 def test_steps_of_another_batch_size_are_left_out_and_counted(make_trace: Make) -> None:
     marks = [(f"DECODE bs={bs}", 50 * i, 40, 7) for i, bs in enumerate((1, 1, 4, 1, 1))]
-    profile = profile_of_traces([make_trace([("nvjet_x", 1, 5, 7)], marks)], Deployment())
+    kernels = [("nvjet_x", 50.0 * i, 5, 7) for i in range(5)]
+    profile = profile_of_traces([make_trace(kernels, marks)], Deployment())
     assert profile.requests == 1
     assert profile.trace is not None
     assert profile.trace.steps_seen == 3
@@ -232,3 +236,30 @@ def test_families(name: str, family: str) -> None:
     assert table.family(name).name == family
     assert table.family(name).known
     assert table.family(name).w12 == name.startswith("w12")
+
+
+def test_values_that_no_profiler_writes_are_refused_or_skipped(make_trace: Make) -> None:
+    """Every field of a few events replaced by every kind of value, a thousand times over."""
+    odd = (
+        None, True, -1, 0, 1e400, 10**30, 1e17, "", "x", "\ud800", [], [1], {}, {"device": []},
+        "kernel", "step[DECODE bs=0]", "step[DECODE bs=-3 g_sq=0]", f"step[DECODE bs={'9' * 5000}]",
+    )  # fmt: skip
+    rng = random.Random(3)
+    answers: Counter[str] = Counter()
+    for _ in range(1000):
+        events: list[dict[str, Any]] = []
+        for i in range(3):
+            events.append({"ph": "X", "cat": "kernel", "name": "nvjet_x", "ts": 50.0 * i,
+                           "dur": 20, "tid": 7, "args": {"device": 0, "stream": 7}})  # fmt: skip
+            events.append({"ph": "X", "cat": "gpu_user_annotation", "name": "step[DECODE bs=1]",
+                           "ts": 50.0 * i, "dur": 40, "tid": 7})  # fmt: skip
+        for _ in range(rng.randint(1, 3)):
+            event = rng.choice(events)
+            event[rng.choice(list(event))] = rng.choice(odd)
+        path = make_trace([], [], traceEvents=events, deviceProperties=rng.choice(odd))
+        try:
+            profile_of_traces([path], Deployment()).model_dump_json().encode("utf-8")
+            answers["read"] += 1
+        except InputError:
+            answers["refused"] += 1
+    assert min(answers["read"], answers["refused"]) > 100

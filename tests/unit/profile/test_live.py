@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specpilot_cli.errors import InputError, MachineError
-from specpilot_cli.profile.live import Waits, record_trace
+from specpilot_cli.profile.live import Waits, drafted_block, model_folder, record_trace
 
 FAST = Waits(request_s=20, file_s=5)
 SHORT = Waits(request_s=20, file_s=1)
@@ -76,7 +76,7 @@ def server(traces: Path) -> Iterator[tuple[FakeServer, str]]:
 def test_the_request_outlasts_the_profiler(server: tuple[FakeServer, str], tmp_path: Path) -> None:
     fake, url = server
     (path,), facts = record_trace(url, steps=20, folder=tmp_path, waits=FAST)
-    assert (facts.version, facts.block) == ("0.5.23", 8)
+    assert (facts.version, drafted_block(facts)) == ("0.5.23", 8)
     start = fake.body("/start_profile")
     assert start["with_stack"] is False
     assert start["record_shapes"] is False
@@ -101,6 +101,14 @@ def test_prompts_are_sent_as_text(server: tuple[FakeServer, str], tmp_path: Path
     assert fake.body("/generate")["text"] == "Why?"
 
 
+def test_a_model_is_read_where_the_server_has_it_if_that_is_here(tmp_path: Path) -> None:
+    assert model_folder(None) is None
+    assert model_folder("org/model-on-the-hub") is None
+    assert model_folder(str(tmp_path)) is None
+    (tmp_path / "config.json").write_text("{}")
+    assert model_folder(str(tmp_path)) == tmp_path
+
+
 def test_a_server_without_speculation_has_no_block(
     server: tuple[FakeServer, str], tmp_path: Path
 ) -> None:
@@ -108,7 +116,7 @@ def test_a_server_without_speculation_has_no_block(
     fake.info = {"version": "0.5.23", "speculative_algorithm": None,
                  "speculative_num_draft_tokens": 8}  # fmt: skip
     _, facts = record_trace(url, steps=2, folder=tmp_path, waits=FAST)
-    assert facts.block is None
+    assert drafted_block(facts) is None
 
 
 def _nothing(path: Path, data: bytes) -> None:

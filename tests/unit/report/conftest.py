@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from specpilot_cli.report.figures import (
+    acceptance_by_position,
+    batch_speedup,
     ceiling_factors,
     forest,
     mismatch_bars,
+    roofline,
     speedup_curve,
     step_waterfall,
     tau_curve,
@@ -52,6 +55,41 @@ def _w12_tensors() -> w12_tensors.W12TensorsData:
     return w12_tensors.W12TensorsData(points, CONDITION)
 
 
+def _by_regime() -> dict[str, tuple[Any, Any]]:
+    position, kernel = acceptance_by_position.PositionMark, roofline.RooflineMark
+    positions = (
+        position(0, 900, 0.81, 0.95, 0.80),
+        position(1, 700, 0.40, 0.94, 0.83),
+        position(2, 280, 0.42, 0.93, 0.81),
+    )
+    speedups = {
+        "chain:block=8": (2.1, 1.4, 1.1),
+        "tree:nodes=32,block=16": (2.6, 1.3, 0.8),
+        "shared:rows=192,block=16": (2.6, 1.5, 1.2),
+    }
+    kernels = (
+        kernel("target_gemm", 4e11, 2.4e10, 0.016),
+        kernel("attention", 9e11, 1e9, 0.004),
+        kernel("head", 2e10, 1.3e9, 0.001),
+    )
+    return {
+        "acceptance_by_position": (
+            acceptance_by_position,
+            acceptance_by_position.PositionData(positions, "position 1 loses most", CONDITION),
+        ),
+        "batch_speedup": (
+            batch_speedup,
+            batch_speedup.BatchSpeedupData(
+                (1, 8, 24), tuple(batch_speedup.BatchLine(*item) for item in speedups.items()),
+                "plain decoding", CONDITION,
+            ),
+        ),
+        "roofline": (
+            roofline, roofline.RooflineData(kernels, 9.9e14, 3.35e12, 0.6, 0.9, CONDITION),
+        ),
+    }  # fmt: skip
+
+
 def figure_cases() -> dict[str, tuple[Any, Any]]:
     """Module and data of each figure, by name."""
     tree = tau_curve.TauSeries(
@@ -73,6 +111,7 @@ def figure_cases() -> dict[str, tuple[Any, Any]]:
         mismatch_bars.MismatchBar("faulty", 0.0200, 0.0185, 0.0215, 90_000, 192, "reject"),
     )
     return {
+        **_by_regime(),
         "w12_tensors": (w12_tensors, _w12_tensors()),
         "tau_curve": (
             tau_curve, tau_curve.TauCurveData((tree, flat), 2.8, 7, 5.1, CONDITION, 16),

@@ -1,0 +1,1 @@
+"""Recordings with known faults, for measuring and testing `specpilot diagnose`."""

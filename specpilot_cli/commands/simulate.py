@@ -1,0 +1,269 @@
+"""`specpilot simulate`: what batching and two-level verification would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specpilot_cli.commands import options
+
+if TYPE_CHECKING:
+    from specpilot_cli.simulate.batch import BatchResult
+    from specpilot_cli.simulate.plateaus import Plateau
+    from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+_DEFAULT = ("ar", "chain:block=8", "tree:nodes=16,block=8")
+
+app = typer.Typer(
+    name="simulate",
+    help="""Predict batched throughput and two-level verification from a recording.
+
+Examples:
+
+    specpilot simulate batch lattices.safetensors --step-times demo-cpu --concurrency 1,8,24
+
+    specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl --nodes 32
+
+    specpilot simulate plateaus measured.json
+""",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings=_CONTEXT,
+)
+
+LatticeArgument = Annotated[
+    Path, typer.Argument(metavar="LATTICE", help="A dense lattice file, or a folder of shards.")
+]
+
+
+StepTimesOption = Annotated[
+    str, typer.Option("--step-times", metavar="FILE|NAME", help="Measured step times.")
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="ar · chain:block=8 · tree:nodes=16,block=16 · shared:rows=192,block=16 · "
+        "shared:rows=192,block=auto,draft-rows=256; each may have admission=joint. Repeatable.",
+    ),
+]
+ConcurrencyOption = Annotated[str, typer.Option(help="Requests in flight: a comma list.")]
+RepeatOption = Annotated[
+    int, typer.Option(min=1, max=1000, help="Run through the requests so many times.")
+]
+
+
+@app.command(context_settings=_CONTEXT)
+def batch(
+    lattice: LatticeArgument,
+    step_times: StepTimesOption,
+    policy: PolicyOption = None,
+    concurrency: ConcurrencyOption = "1,8,24",
+    repeat: RepeatOption = 1,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+) -> None:
+    """Tokens per second of batch policies, step by step, from recorded lattices.
+
+    Speedups are over `ar` or, where it is not among the policies, over the first one.
+
+    Examples:
+
+        specpilot simulate batch lattices.safetensors --step-times demo-cpu
+
+        specpilot simulate batch lattices.safetensors --step-times h200.json \\
+        --policy ar --policy tree:nodes=8,block=16 --policy shared:rows=192,block=16 -o batch.html
+    """
+    from specpilot_cli.io.lattice_file import read_lattice
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.simulate_page import render_batch_page
+    from specpilot_cli.simulate.batch import simulate_batches
+    from specpilot_cli.simulate.inputs import load_batch_times
+    from specpilot_cli.simulate.policy import parse_policy
+
+    options.check_output(output, force, ".html", inputs=(lattice, step_times))
+    policies = [parse_policy(text) for text in policy or _DEFAULT]
+    counts = _counts(concurrency)
+    times = load_batch_times(step_times)
+    recording = read_lattice(lattice)
+    found = simulate_batches(recording, times, policies, counts, repeat=repeat)
+    envelope = build_envelope(
+        "simulate batch", {"step_times": times, "runs": found}, inputs=[lattice]
+    )
+    options.finish(
+        envelope, as_json=as_json, output=output, force=force,
+        text=lambda: _print_batches(found, times.source),
+        writers={".html": lambda: render_batch_page(found, times, envelope)},
+    )  # fmt: skip
+
+
+def _counts(text: str) -> list[int]:
+    from specpilot_cli.errors import InputError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= 4096 for part in parts):
+        raise InputError(
+            f"`{text}` is no list of request counts", where="--concurrency",
+            hint="numbers of 1 to 4096 with commas: 1,8,24",
+        )  # fmt: skip
+    return sorted({int(part) for part in parts})
+
+
+def _print_batches(found: list[BatchResult], source: str) -> None:
+    from specpilot_cli.report.simulate_page import BATCH_COLUMNS, batch_finding, batch_rows
+    from specpilot_cli.report.tables import Column, print_line, print_table
+
+    head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
+    print_table(head, batch_rows(found), title=f"simulated; step times: {source}")
+    outside = sorted({name for item in found for name in item.extrapolated})
+    if outside:
+        print_line(f"note: beyond their measured range: {', '.join(outside)}")
+    print_line(batch_finding(found))
+
+
+@app.command(context_settings=_CONTEXT)
+def tlv(
+    lattice: LatticeArgument,
+    q_flags: Annotated[
+        Path,
+        typer.Option("--q-flags", metavar="FILE.jsonl", help="Where the Q pass agrees, by token."),
+    ],
+    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes of an exact pass.")] = 32,
+    block: Annotated[
+        int | None, typer.Option(min=2, help="Drafter's block. Default: the recorded one.")
+    ] = None,
+    times: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MS,MS,MS,MS,MS",
+            help="Milliseconds: draft, Q pass, exact pass, glue of one level, glue of two levels.",
+        ),
+    ] = None,
+    seed: options.SeedOption = 0,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+) -> None:
+    """Tokens per exact pass with two-level verification, and the Q pass that breaks even.
+
+    Examples:
+
+        specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl
+
+        specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl \\
+        --times 1.05,11.5,14.9,0.55,1.6 --json
+    """
+    from specpilot_cli.io.lattice_file import read_lattice
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.simulate.inputs import read_agreement
+    from specpilot_cli.simulate.tlv import two_level
+
+    options.check_output(output, force, inputs=(lattice, q_flags))
+    cycle = None if times is None else _cycle_times(times)
+    recording = read_lattice(lattice)
+    flags = read_agreement(q_flags, recording)
+    found = two_level(recording, flags, nodes=nodes, block=block, times=cycle, seed=seed)
+    results = {
+        "two_level": found,
+        "speedup_ratio": found.speedup,
+        "break_even_q_pass_s": found.break_even_q_pass_s,
+    }
+    envelope = build_envelope("simulate tlv", results, inputs=[lattice, q_flags], seed=seed)
+    options.finish(
+        envelope, as_json=as_json, output=output, force=force, text=lambda: _print_tlv(found)
+    )
+
+
+def _cycle_times(text: str) -> CycleTimes:
+    from specpilot_cli.errors import InputError
+    from specpilot_cli.simulate.tlv import CycleTimes
+
+    try:
+        values = [float(part) / 1e3 for part in text.split(",")]
+        if len(values) != 5 or not all(0 <= value < 1e6 for value in values):
+            raise ValueError(text)
+    except ValueError as error:
+        raise InputError(
+            f"`{text}` is not five times in milliseconds", where="--times",
+            hint="draft, Q pass, exact pass, glue of one level and of two: 1.05,11.5,14.9,0.55,1.6",
+        ) from error  # fmt: skip
+    return CycleTimes(*values)
+
+
+def _print_tlv(found: TwoLevel) -> None:
+    from specpilot_cli.report.tables import print_line
+    from specpilot_cli.units import format_percent, format_seconds
+
+    print_line(
+        f"{found.nodes} nodes, block {found.block}: {found.tau_one.value:.3f} tokens per exact "
+        f"pass with one level, {found.tau_two.value:.3f} with two ({found.ratio.value:.3f}×)"
+    )
+    print_line(
+        f"the Q pass agrees at {format_percent(found.agreement)} of positions and ends "
+        f"{format_percent(found.first_wrong)} of the cycles early; as many disagreements at random "
+        f"places would give {found.tau_shuffled:.3f}"
+    )
+    if found.times is None or found.speedup is None or found.break_even_q_pass_s is None:
+        print_line("give --times for the speedup and the break-even Q pass")
+        return
+    verdict = "pays" if found.speedup > 1 else "does not pay"
+    print_line(
+        f"a cycle of {format_seconds(found.times.cycle_s)} against a step of "
+        f"{format_seconds(found.times.one_level_s)}: {found.speedup:.3f}×, it {verdict}; the Q "
+        f"pass breaks even at {format_seconds(max(0.0, found.break_even_q_pass_s))}"
+    )
+
+
+@app.command(context_settings=_CONTEXT)
+def plateaus(
+    timings: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="The answer of `doctor --measure --json`, or a list."),
+    ],
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+) -> None:
+    """Row counts up to which a step costs the same: the budgets worth choosing.
+
+    Examples:
+
+        specpilot simulate plateaus measured.json
+
+    The file is what `doctor --measure --json` prints.
+    """
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.simulate.inputs import read_row_samples
+    from specpilot_cli.simulate.plateaus import find_plateaus
+
+    options.check_output(output, force, inputs=(timings,))
+    found = find_plateaus(read_row_samples(timings))
+    envelope = build_envelope("simulate plateaus", {"plateaus": found}, inputs=[timings])
+    options.finish(
+        envelope, as_json=as_json, output=output, force=force, text=lambda: _print_plateaus(found)
+    )
+
+
+def _print_plateaus(found: tuple[Plateau, ...]) -> None:
+    from specpilot_cli.report.tables import Column, print_line, print_table
+    from specpilot_cli.units import format_seconds
+
+    head = [Column(title, "right") for title in ("from rows", "to rows", "time", "next measured")]
+    print_table(
+        head,
+        [
+            (
+                str(item.first_rows),
+                str(item.last_rows),
+                format_seconds(item.seconds),
+                "–" if item.next_rows is None else str(item.next_rows),
+            )
+            for item in found
+        ],
+    )
+    budgets = ", ".join(str(item.last_rows) for item in found)
+    print_line(f"budgets worth trying, in rows: {budgets}")
