@@ -124,6 +124,7 @@ class Engine:
     drafter: str | None = None
     fp32_head = False
     tp = 1
+    cpu = True
 
 
 def stock_iterator(hf_weights_files: list[str], *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
@@ -160,6 +161,7 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
             "get_exec": lambda: SimpleNamespace(features=features),
             "get_parallel": lambda: SimpleNamespace(tp_size=engine.tp),
         },
+        "utils.common": {"is_cpu": lambda: engine.cpu},
         "server_args": {"add_quantization_method_choices": choices.extend, "choices": choices},
     }
     made: dict[str, ModuleType] = {}

@@ -183,8 +183,12 @@ def test_a_folder_is_not_read_by_loaders_that_would_not_decode_it(plugin: Any) -
     ],
 )
 def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+    make_plugin: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    words: str,
 ) -> None:
+    plugin = make_plugin(cpu=False)
     activated(plugin)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -195,6 +199,16 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
     monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
     with pytest.raises(plugin.w12_product.W12Error, match=words):
         prepare(plugin, plugin.w12_config.W12Config())
+
+
+def test_a_server_on_the_cpu_asks_no_gpu(
+    make_plugin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = make_plugin()
+    activated(plugin)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(plugin.w12_product.gemm, "warm", lambda index: pytest.fail("asked"))
+    assert prepare(plugin, plugin.w12_config.W12Config()) is not None
 
 
 def test_muse_glimmers_attention_keeps_its_merged_projection(

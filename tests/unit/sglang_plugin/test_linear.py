@@ -198,6 +198,14 @@ def test_offloaded_weights_are_refused(plugin: Any) -> None:
         layer.finish()
 
 
+def test_a_gpu_server_never_multiplies_on_the_cpu(make_plugin: Any) -> None:
+    plugin = make_plugin(cpu=False)
+    layer = make(plugin, 256, [256])
+    layer.load(ordinary(256, 256))
+    with pytest.raises(plugin.w12_product.W12Error, match="offloaded"):
+        layer.finish()
+
+
 def test_layers_without_names_are_told_apart(plugin: Any) -> None:
     config = plugin.w12_config.W12Config()
     for _ in range(2):

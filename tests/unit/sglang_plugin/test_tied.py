@@ -53,7 +53,10 @@ def load(plugin: Any, head: str, *, drafter: bool = False, **settings: Any) -> t
 
 
 @pytest.mark.parametrize("head", ["table", "shared"])
-def test_logits_come_from_a_copy_and_lookups_from_the_table(plugin: Any, head: str) -> None:
+def test_logits_come_from_a_copy_and_lookups_from_the_table(
+    plugin: Any, head: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     model, facts = load(plugin, head, tied_lm_head=True)
     table = ordinary(512, 256)
     assert torch.equal(bits(model.embed_tokens.weight.data), bits(table))
@@ -68,6 +71,7 @@ def test_logits_come_from_a_copy_and_lookups_from_the_table(plugin: Any, head: s
     (entry,) = facts.encoded.values()
     assert entry.is_copy
     assert facts.report()["freed_bytes"] == -entry.encoded_bytes
+    assert "specpilot: W12: 1 layers, 0.000 GB to 0.000 GB, verified bit for bit" in caplog.text
 
 
 def test_a_copy_follows_new_weights(plugin: Any) -> None:

@@ -107,6 +107,7 @@ HOOKS: Final[tuple[Hook, ...]] = (
     # Built as without a configuration; see `w12_models`.
     Hook("w12", "sglang.srt.models.muse_glimmer:MuseGlimmerAttention.__init__",
          "(self, config, layer_id, quant_config=, prefix=)"),
+    Hook("w12", "sglang.srt.utils.common:is_cpu", "()"),
     # Asked whether a drafter needs the head.
     Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),

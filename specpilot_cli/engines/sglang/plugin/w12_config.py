@@ -7,6 +7,7 @@ loaders read them (`w12_checkpoint`). From there on both are the same: see `w12_
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,6 +20,7 @@ from sglang.srt.layers.quantization.unquant import (
     UnquantizedLinearMethod,
 )
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.utils.common import is_cpu
 
 from specpilot_cli.engines.sglang.plugin import (
     w12_checkpoint,
@@ -32,6 +34,8 @@ from specpilot_cli.engines.sglang.plugin.state import State
 from specpilot_cli.engines.sglang.plugin.w12_facts import FACTS
 from specpilot_cli.schema.plugin_config import QUANTIZATION, PluginConfig, W12Plugin
 from specpilot_kernels.w12.manifest import check_versions
+
+_log = logging.getLogger(__name__)
 
 MIN_CAPABILITY: Final = 80
 
@@ -161,7 +165,7 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
     if found.checkpoint_is_w12:
         w12_checkpoint.check_load_format(load_config)
         w12_checkpoint.fetch_manifest(model_config, load_config)
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not is_cpu():
         w12_product.warm(torch.cuda.current_device())
     w12_models.adapt(W12Config)
     found.prefix = "drafter." if drafter else ""
@@ -180,9 +184,11 @@ def loaded(_result: Any, runner: Any) -> None:
     """
     if FACTS.checkpoint == "w12" and not FACTS.decoded:
         raise w12_product.W12Error("SGLang read the W12 folder without decoding it")
-    head = getattr(runner.model, "lm_head", None)
-    if runner.is_draft_worker or not FACTS.asked or not w12_tied.is_tied(runner.model, head):
+    if runner.is_draft_worker or not FACTS.asked:
         return
-    asked = _settings.lm_head and _settings.tied_lm_head
-    reason = w12_head.precision_reason(runner.model_config)
-    w12_tied.copy_tied_head(head, FACTS, reason=reason if asked else w12_tied.NOT_ASKED)
+    head = getattr(runner.model, "lm_head", None)
+    if w12_tied.is_tied(runner.model, head):
+        asked = _settings.lm_head and _settings.tied_lm_head
+        reason = w12_head.precision_reason(runner.model_config)
+        w12_tied.copy_tied_head(head, FACTS, reason=reason if asked else w12_tied.NOT_ASKED)
+    _log.info("specpilot: W12: %s", FACTS.summary())

@@ -99,6 +99,18 @@ class Facts:
             "seconds": round(sum(layer.seconds for layer in layers), 3),
         }
 
+    def summary(self) -> str:
+        """One line for the log."""
+        found = self.report()
+        if isinstance(found, str):
+            return found
+        before, after = (f"{found[key] / 1e9:.3f}" for key in ("bf16_bytes", "encoded_bytes"))
+        verified = "verified bit for bit" if found["verified"] else "not verified"
+        return (
+            f"{found['layers']} layers, {before} GB to {after} GB, {verified}, {found['form']}, "
+            f"{found['seconds']:.1f} s; {len(self.kept)} stay BF16"
+        )
+
     def _reasons(self) -> str:
         found = sorted(set(self.kept.values()))
         return "; ".join(found[:3])

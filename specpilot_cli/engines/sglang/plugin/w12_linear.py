@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.quantization.base_config import LinearMethodBase
+from sglang.srt.utils.common import is_cpu
 from torch.nn.parameter import Parameter
 
 from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
@@ -76,7 +77,7 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         if layer.w12_product is not None:  # called again without another load
             return
         weight = layer.weight
-        if weight.is_meta:
+        if weight.is_meta or (weight.device.type == "cpu" and not is_cpu()):
             raise W12Error(f"`{self.name}` is offloaded: W12 needs its weights on the GPU")
         is_shared = weight is not self._own
         reason = SHARED if is_shared else reason_to_keep(weight)
