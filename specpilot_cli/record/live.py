@@ -95,8 +95,7 @@ def record_live(
         )
         answers = asyncio.run(_answer(url, prompts, concurrency, timeout_s, reporter))
         wanted = {answer.rid for answer in answers if answer.generation is not None}
-        for _ in recorder.wait():
-            reporter.progress("waiting for the recorder", 0, 1)
+        recorder.wait()
         end = recorder.facts()
         joined, dropped = _join(recorder, answers, wanted)
     for loss in dropped:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class RecorderFacts:
     dropped_steps: int
     seconds: float
     step_seconds: float
-    full: bool
 
 
 def recorder_facts(info: Mapping[str, Any], *, name: str) -> list[RecorderFacts]:
@@ -69,6 +68,11 @@ def _facts(state: PluginState, name: str) -> RecorderFacts:
         reason = "; ".join(state.problems) or "its configuration does not ask for it"
         hint = "mend that and restart the server" if state.problems else _ACTIVATE
         raise MachineError(f"{name} does not record lattices: {reason}", hint=hint)
+    if found.get("full"):
+        raise MachineError(
+            f"{name} has recorded as many steps as its `max_steps` allows",
+            hint="restart the server, with a larger `max_steps` if this was one recording",
+        )
     try:
         return RecorderFacts(
             folder=Path(found["folder"]),
@@ -108,12 +112,12 @@ class LiveRecorder:
             )
         return index
 
-    def wait(self, *, timeout_s: float = _WRITE_TIMEOUT_S) -> Iterator[None]:
-        """Yield between polls until all steps taken so far are in shards.
+    def wait(self) -> None:
+        """Return when all steps taken so far are in shards.
 
         Raises MeasurementInvalid if the recorder stops, or does not get there in time.
         """
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + _WRITE_TIMEOUT_S
         taken = [facts.lattices for facts in self.facts()]
         while True:
             facts = self.facts()
@@ -121,11 +125,11 @@ class LiveRecorder:
                 return
             if time.monotonic() > deadline_s:
                 raise MeasurementInvalid(
-                    f"the recorder of {self._name} did not write its shards in {timeout_s:g} s",
+                    f"the recorder of {self._name} did not write its shards in "
+                    f"{_WRITE_TIMEOUT_S:g} s",
                     hint="is its disk very slow? `recorder` in /server_info counts what is written",
                 )
             time.sleep(_POLL_S)
-            yield
 
     def facts(self) -> list[RecorderFacts]:
         """What the recorders say now; MeasurementInvalid if one has stopped."""

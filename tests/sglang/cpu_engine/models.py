@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_cli.io.safetensors_stream import bf16_data, write_safetensors
+from specpilot_cli.io.safetensors_stream import SafetensorsFile, bf16_data, write_safetensors
 
 Array = npt.NDArray[np.float64]
 
@@ -75,6 +75,28 @@ def build_tiny_pair(folder: Path, *, tokenizer: Path, seed: int = 3) -> TinyPair
     drafter |= _selector(rng, follows, embedding[MASK_ID])
     _write(pair.drafter, _drafter_config(), drafter)
     return pair
+
+
+def build_dspark_drafter(dflash: Path, folder: Path) -> Path:
+    """Write a DSPARK drafter into `folder`: the DFlash2 drafter's layers, and a Markov head.
+
+    The selector's codebooks are such a head, so tokens draw their successors here too.
+    """
+    with SafetensorsFile(dflash / "model.safetensors") as file:
+        weights = {name: bf16_data(file.read_array(name)) for name in file.names}
+    for ours, selectors in (("1", "predecessor_codebook"), ("2", "successor_codebook")):
+        weights[f"markov_head.markov_w{ours}.weight"] = weights[f"candidate_selector.{selectors}"]
+    folder.mkdir(parents=True)
+    write_safetensors(
+        folder / "model.safetensors",
+        {name: data for name, data in weights.items() if not name.startswith("candidate_")},
+    )
+    config = _drafter_config()
+    head = {"markov_rank": RANK, "markov_head_type": "vanilla"}
+    own = {key: config["dflash_config"][key] for key in config["dflash_config"] if "sel" not in key}
+    config |= {"architectures": ["DSparkDraftModel"], "dflash_config": own | head, **head}
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return folder
 
 
 def _linear(rng: np.random.Generator, rows: int, columns: int, scale: float = 1.0) -> Array:

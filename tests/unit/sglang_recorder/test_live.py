@@ -188,6 +188,28 @@ def test_a_recorder_that_stops_meanwhile_ends_the_run(serve: Any) -> None:
         record_live(url, _prompts(["some text"]))
 
 
+def test_a_recorder_that_is_full_is_said_so(serve: Any) -> None:
+    url, _ = serve("dense", max_steps=6)
+    with pytest.raises(MeasurementInvalid, match="max_steps"):
+        record_live(url, _prompts(TEXTS[:3]))
+    with pytest.raises(MachineError, match="max_steps"):
+        record_live(url, _prompts(TEXTS[:1]))
+
+
+def test_a_writer_that_hangs_does_not_hang_the_client(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, server = serve("dense")
+    recorder = server.recording.state.facts["recorder"].__self__
+    gate = threading.Event()
+    flush = recorder._writer._flush
+    monkeypatch.setattr(recorder._writer, "_flush", lambda: (gate.wait(30), flush()))
+    monkeypatch.setattr("specpilot_cli.record.server._WRITE_TIMEOUT_S", 0.5)
+    with pytest.raises(MeasurementInvalid, match=r"did not write its shards in 0\.5 s"):
+        record_live(url, _prompts(TEXTS[:1]))
+    gate.set()
+
+
 def test_a_folder_on_another_machine_is_said_so(serve: Any) -> None:
     url, server = serve("dense")
     recorder = server.recording.state.facts["recorder"].__self__

@@ -1,4 +1,4 @@
-"""SGLang plugin for tests: the five places where stock DFLASH assumes a GPU, made to run on a CPU.
+"""SGLang plugin for tests: the places where stock DFLASH and DSPARK assume a GPU, made for a CPU.
 
 The hooks change where code runs, not what it computes: the draft model, the selector, the verify
 pass and the acceptance are SGLang's own.
@@ -22,9 +22,12 @@ def register() -> None:
     from sglang.srt.server_args import add_draft_attention_backend_choices
 
     add_draft_attention_backend_choices(["torch_native"])
-    HookRegistry.register(
-        "sglang.srt.arg_groups.speculative_hook._handle_dflash", _resolve, HookType.REPLACE
-    )
+    for algorithm in ("dflash", "dspark"):
+        HookRegistry.register(
+            f"sglang.srt.arg_groups.speculative_hook._handle_{algorithm}",
+            _resolve,
+            HookType.REPLACE,
+        )
     if multiprocessing.parent_process() is None or _SCHEDULER not in sys.modules:
         return  # SGLang imports the modules of all hooks, seconds lost where no model runs
     torch.Tensor.record_stream = _record_stream(torch.Tensor.record_stream)  # type: ignore[method-assign]
@@ -36,10 +39,19 @@ def register() -> None:
     HookRegistry.register(
         "sglang.srt.models.dflash.DFlashAttention.__init__", _without_fused_norm, HookType.AFTER
     )
+    HookRegistry.register(
+        "sglang.srt.models.dspark.DSparkDraftMixin._build_fused_kv_write_bundle",
+        _no_fused_write,
+        HookType.REPLACE,
+    )
+
+
+def _no_fused_write(_model: Any, _pool: Any) -> None:
+    """The fused write of DSPARK's context into the KV cache is a Triton kernel as well."""
 
 
 def _resolve(server_args: Any) -> None:
-    """`_handle_dflash` without its check of the device."""
+    """`_handle_dflash` and `_handle_dspark` without their check of the device."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
     declare_resolution(
