@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,9 @@ def _emit(loaded: LoadedSglangRecipe, settings: SglangSettings, given: Mapping[s
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_line
 
-    kind = given["emit"]
+    kind, gpus = given["emit"], loaded.recipe.gpus
+    if settings.gpu is None and gpus:
+        settings = replace(settings, gpu=gpus[0])  # it runs elsewhere, not on this machine's GPU
     folder = (given["out"] or Path(f"{loaded.recipe.name}-{kind}")).resolve()
     checked = check_sglang(loaded, settings, folder, for_launch=False)
     files = emit(checked, kind)
@@ -159,7 +162,10 @@ def _run(loaded: LoadedSglangRecipe, settings: SglangSettings, given: Mapping[st
         run_folder(out, loaded.recipe.name, reporter) as folder,
     ):
         if checked.no_gates is not None:
-            reporter.warn(f"nothing will be judged: {checked.no_gates}")
+            chosen = settings.system != "both"
+            (reporter.note if chosen else reporter.warn)(
+                f"nothing will be judged: {checked.no_gates}"
+            )
         result = apply_sglang(moved(checked, folder), folder, reporter=reporter)
         envelope = _write(result)
     _finish(result, envelope, given)

@@ -34,6 +34,8 @@ points = [p.value for p in m.entry_points(group="sglang.srt.plugins") if p.name 
 print(json.dumps({"sglang": version("sglang"), "specpilot": version("specpilot"),
                   "plugin": points[0] if points else None}))
 """
+# SGLang is up: what it logged before has no part in a later death.
+_READY = "The server is fired up"
 # What a log says, and what the reader can do. The first pattern found decides.
 _LOG_HINTS = (
     (r"out of memory|OutOfMemoryError|Not enough memory|leave no GPU memory|failed to allocate",
@@ -45,12 +47,16 @@ _LOG_HINTS = (
      "SGLang finds no usable GPU: see `specpilot doctor`"),
     (r"unrecognized arguments|invalid choice|the following arguments are required",
      "this version of SGLang does not know an argument of the recipe"),
-    (r"No module named '?(\w+)",
-     "a package is missing beside SGLang: install it in that environment"),
+    (r"^(?:ModuleNotFoundError|ImportError): ",
+     "a package is missing beside SGLang, or does not fit: install it in that environment"),
     (r"(?:does not appear to have|no file named|Can't load|not a valid model identifier)",
      "the model folder is incomplete, or its name is wrong"),
     (r"assert_pkg_version|is installed with the minimum required version",
      "a package beside SGLang is too old: reinstall `specpilot[sglang]`"),
+    (r"unspecified launch failure|illegal memory access|device-side assert",
+     "a GPU kernel failed: does it with `--system stock` too?"),
+    (r"crashed with exit code -9",
+     "a process of the server was killed: by somebody, or for the memory of the machine"),
 )  # fmt: skip
 
 
@@ -139,14 +145,18 @@ def server_environment(
 
 
 def log_meaning(log_path: Path) -> str | None:
-    """What the first telling line of a log means and quotes, or None."""
+    """What the first telling line of a log means, with that line, or None.
+
+    Of a server that was up, only what it logged since.
+    """
     try:
         lines = log_path.read_text(errors="replace").splitlines()
     except OSError:
         return None
+    up = max((index for index, line in enumerate(lines) if _READY in line), default=-1)
     for pattern, meaning in _LOG_HINTS:
         telling = re.compile(pattern, re.IGNORECASE)
-        for line in lines:
+        for line in lines[up + 1 :]:
             # SGLang logs one such line for every optional package it goes without
             if telling.search(line) and "Ignore import" not in line:
                 return f"{meaning} (log: `{_short(line)}`)"

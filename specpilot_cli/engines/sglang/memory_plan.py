@@ -265,10 +265,12 @@ class _Sizes:
             slots = max(0, (budget - spent) // int(per_slot * (1 + nodes / each)))
         served = slots // each if self._requests is None else min(self._requests, slots // each)
         parts = [
-            Part("GDN states", per_slot * (slots + 1), f"{slots + 1} slots × {per_slot // MIB} MiB")
+            Part(
+                "GDN states", per_slot * (slots + 1), f"{slots + 1} slots × {_slot_text(per_slot)}"
+            )
         ]
         if nodes:
-            how = f"{nodes} nodes × {served + 1} requests × {per_slot // MIB} MiB"
+            how = f"{nodes} nodes × {served + 1} requests × {_slot_text(per_slot)}"
             parts.append(Part("GDN snapshots", per_slot * nodes * (served + 1), how))
         return parts, served
 
@@ -314,6 +316,11 @@ class _Sizes:
         if total > 60 * 1024:
             reserve = max(reserve, _LARGE_GPU_RESERVE_MIB)
         return round(max(0.0, (total - reserve) / total), 3)
+
+
+def _slot_text(n_bytes: int) -> str:
+    """In MiB, as SGLang's own log has it."""
+    return f"{n_bytes / MIB:.0f} MiB" if n_bytes >= MIB else format_bytes(n_bytes)
 
 
 # SGLang's defaults by memory: GiB below which they hold, prefill chunk, largest graph batch.

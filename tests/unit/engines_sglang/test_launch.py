@@ -83,6 +83,21 @@ def test_a_telling_line_is_explained_and_quoted(tmp_path: Path, line: str, meani
     assert line[:100] in found
 
 
+def test_what_was_logged_before_the_server_was_up_explains_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    harmless = (
+        "[t] /v1/responses disabled: init failed (ModuleNotFoundError: No module named 'x')\n"
+        "[t] CUDA out of memory while trying a larger graph\n"
+        "[t] The server is fired up and ready to roll!\n"
+    )
+    log.write_text(harmless + "[t] decode batch\n")
+    assert log_meaning(log) is None
+    log.write_text(harmless + "[t] Subprocess scheduler_0 (pid=7) crashed with exit code -9.\n")
+    found = log_meaning(log)
+    assert found is not None
+    assert found.startswith("a process of the server was killed")
+
+
 def test_a_log_that_says_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("server is fired up\nIgnore import error: No module named 'x'\n")

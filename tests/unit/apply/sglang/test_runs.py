@@ -68,14 +68,14 @@ def test_both_systems_one_after_another(fake: FakeSglang, sglang_recipe: Make) -
 
 
 def test_gates_promote_a_faster_lossless_system(fake: FakeSglang, sglang_recipe: Make) -> None:
-    speed = {"": 0.002, "w12": 0.0012}
+    speed = {"": 0.005, "w12": 0.0005}
     done = _apply(fake, sglang_recipe(gates=True), s_per_token=speed)
     assert done.returncode == 0, done.stderr
     result = json.loads((fake.folder / "run" / "result.json").read_text())
     assert result["verdict"] == "promote"
     assert result["results"]["together"] is True
     assert result["results"]["token_force"]["verdict"] == "accept"
-    assert 1.3 < result["results"]["paired_bench"]["gain"]["gain_ratio"] < 1.8
+    assert 2 < result["results"]["paired_bench"]["gain"]["gain_ratio"] < 10
     assert "verdict: promote, faster than stock" in done.stdout
     assert f"report: {fake.folder}/run/report.html" in done.stdout
     page = (fake.folder / "run/report.html").read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def test_gates_reject_a_system_that_changes_tokens(fake: FakeSglang, sglang_reci
 
 
 def test_with_a_drafter_a_third_server_scores(fake: FakeSglang, sglang_recipe: Make) -> None:
-    speed = {"": 0.002, "w12": 0.0012}
+    speed = {"": 0.005, "w12": 0.0005}
     done = _apply(fake, sglang_recipe(drafter=True, gates=True), "--json", s_per_token=speed)
     assert done.returncode == 0, done.stderr
     systems = json.loads(done.stdout)["results"]["systems"]
@@ -113,7 +113,7 @@ device.memory_bytes = lambda: 900_000_000
 
 def test_servers_that_do_not_fit_together_take_turns(fake: FakeSglang, sglang_recipe: Make) -> None:
     """What one server is planned to take, and no more than one, fits."""
-    speed = {"": 0.002, "w12": 0.0012}
+    speed = {"": 0.005, "w12": 0.0005}
     words = ("apply", "recipe", str(sglang_recipe(gates=True)), "--out", "run")
     done = fake.run(*words, code=_ROOM_FOR_ONE, s_per_token=speed)
     assert done.returncode == 0, done.stderr
