@@ -20,6 +20,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 from emulated_cta import (
     POISON,
     Bits,
+    aligned,
     assert_accurate,
     bf16,
     compile_kernel,
@@ -75,38 +76,43 @@ extern "C" int run(const void* packed, int bytes, const void* x, int cols, int p
 
 @pytest.fixture(scope="module")
 def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
-    """`gemm(weight, x, sms=)`: y [rows, out] in bfloat16 patterns."""
+    """`gemm(weight, x, sms=)`: y [rows, out] in bfloat16 patterns; `workers` as in `split`."""
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
     folder = tmp_path_factory.mktemp("emulator")
     libraries: dict[tuple[int, bool], ctypes.CDLL] = {}
 
-    def run(bits: Bits, x: Bits, *, sms: int, view_only: bool = False) -> Bits:
+    def run(
+        bits: Bits, x: Bits, *, sms: int, workers: int | None = None, view_only: bool = False
+    ) -> Bits:
         size = next(size for size in modules.GEMM_ROWS if x.shape[0] <= size)
         key = size, view_only
         if key not in libraries:
             module = modules.gemm_sm90(size, view_only=view_only)
             libraries[key] = compile_kernel(module, _DRIVER, folder)
         shared = modules.gemm_sm90_shared_bytes(size, view_only=view_only)
-        return _launch(libraries[key], bits, x, size, sms, shared)
+        return _launch(libraries[key], bits, x, size, sms, workers, shared)
 
     return run
 
 
-def _launch(library: ctypes.CDLL, bits: Bits, x: Bits, size: int, sms: int, shared: int) -> Bits:
+def _launch(
+    library: ctypes.CDLL, bits: Bits, x: Bits, size: int, sms: int, workers: int | None, shared: int
+) -> Bits:
     weight = encode(bits)
     tiles, blocks, _ = weight.records.shape
     (outputs, inputs), rows = bits.shape, x.shape[0]
-    shares = split(tiles, blocks, sms)
+    shares = split(tiles, blocks, sms, workers=workers)
     y = shared_by_processes((rows + 1, outputs + 3), POISON, np.uint16)
     partials = shared_by_processes((2 * sms * 128 * size,), 0xFFFFFFFF, np.uint32)
     overflow = shared_by_processes((sms * 128 * size,), np.nan, np.float32)
     issuing = np.zeros(16, np.uint32)
     wide = wide_inputs(x)
     arrays = parts(weight)
+    bias = aligned(np.full(outputs, 0x8000, np.uint16))  # changes nothing, no zero's sign either
     packed = struct.pack(
         modules.GEMM_SM90_PARAMS,
-        *(array.ctypes.data for array in arrays), 0,
+        *(array.ctypes.data for array in (*arrays, bias)),
         *(array.ctypes.data for array in (y, partials, overflow, issuing)),
         y.shape[1], rows, outputs, blocks, shares.workers, 0, shares.split_tiles, shares.share,
         shares.longer, shares.whole_tiles,
@@ -167,11 +173,30 @@ def test_every_number_of_escapes_is_added(gemm: Gemm, count: int, sms: int) -> N
     assert_accurate(gemm(bits, x, sms=sms), x, numbers(bits))
 
 
-def test_a_row_has_the_same_bits_in_every_batch(gemm: Gemm) -> None:
-    bits = _NORMAL.copy()
+# Outputs, inputs, CTAs. Who finishes a tile depends on where its last CTA ends, and on whether
+# there are more CTAs than groups of rows; a CTA may be the last of one tile and the first of
+# another.
+_SHARED = {
+    "three or four CTAs a tile, some going on": (360, 400, 8),
+    "more CTAs than groups of rows": (100, 700, 11),
+    "fewer CTAs than tiles": (1100, 200, 8),
+}
+
+
+@pytest.mark.parametrize("view_only", [False, True], ids=["full", "view"])
+@pytest.mark.parametrize("shape", _SHARED.values(), ids=_SHARED)
+def test_a_row_has_the_same_bits_in_every_batch(
+    gemm: Gemm, shape: tuple[int, int, int], view_only: bool
+) -> None:
+    outputs, inputs, ctas = shape
+    bits = bf16(_RNG.standard_normal((outputs, inputs)) * 0.02)
     bits[:, 5] = 0
-    bits[200] = 0x8003  # sums of zeros and escapes: the sign of zero is one of the bits
-    whole = gemm(bits, _X[:, :333], sms=7)
-    for rows in (1, 8, 9, 33, 63):
-        part = gemm(bits, _X[:rows, :333], sms=7)
+    bits[70], bits[71] = 0x8003, 0  # a scale of 0 makes zeros of either sign
+    x = _X[:, :inputs].copy()
+    x[::3] |= 0x8000
+    whole = gemm(bits, x, sms=ctas, workers=ctas, view_only=view_only)
+    weights = reference_gemm.weights(encode(bits), view_only=view_only).numpy().astype(np.float64)
+    assert_accurate(whole, x, weights)
+    for rows in (1, 9, 33, 41):
+        part = gemm(bits, x[:rows], sms=ctas, workers=ctas, view_only=view_only)
         assert np.array_equal(part, whole[:rows])
