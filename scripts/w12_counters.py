@@ -81,7 +81,7 @@ def table(text: str) -> list[dict[str, Any]]:
         sys.exit(f"{len(ours)} launches of w12_gemm were profiled:\n{text}")
     found: list[dict[str, Any]] = []
     for launch in launches.values():
-        name = launch.pop("name")
+        name = launch["name"]
         if name == "w12_gemm" or found[-1]["kernel"] != "cublas":
             case, kernel = divmod(len(found), len(KERNELS))
             projection, rows = CASES[case]
@@ -92,11 +92,13 @@ def table(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def add(total: dict[str, Any], more: dict[str, float]) -> None:
-    """Counters of two launches as one: sums, and shares weighted by time."""
+def add(total: dict[str, Any], more: dict[str, Any]) -> None:
+    """Counters of two launches as one: both names, sums, and shares weighted by time."""
     first, second = total["time_ns"], more["time_ns"]
     for name, value in more.items():
-        if name.endswith("_pct"):
+        if name == "name":
+            total[name] += f", {value}"
+        elif name.endswith("_pct"):
             total[name] = (total[name] * first + value * second) / (first + second)
         else:
             total[name] += value

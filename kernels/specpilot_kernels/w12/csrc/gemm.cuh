@@ -1,6 +1,6 @@
-// What every W12 GEMM needs: the format's numbers, the work split, the decoding of eight weights,
-// and the fields of an escape. VIEW_ONLY (1: only the 8-bit view of each record is read, and the
-// dropped mantissa bits are put at their midpoint) is defined before.
+// What the W12 GEMMs are made of: the format's numbers, PTX helpers, the work split, the decoding of
+// eight weights, the fields of an escape. VIEW_ONLY (1: only the 8-bit view of each record is read,
+// and the dropped mantissa bits are put at their midpoint) is defined before.
 #pragma once
 
 #ifndef VIEW_ONLY

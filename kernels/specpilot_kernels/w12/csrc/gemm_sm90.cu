@@ -22,9 +22,9 @@
 //   CTAs    | 0 | 1 | 2 | 3 | 4 | ...              | 0           | 1           | 2 ...          |
 //
 // What a CTA has of a tile is a segment. A whole tile is finished from registers. Of a split tile
-// every CTA sends its sums to the others, and each finishes some rows, adding up in the order of
-// the CTAs: the result depends neither on timing nor, since the split ignores the rows, on the
-// batch.
+// the CTAs send each other their sums, and those whose split part ends there finish some rows each,
+// adding up in the order of the CTAs: the result depends neither on timing nor, since the split
+// ignores the rows, on the batch.
 //
 // Hand-over. Loading must not pause between kernels. While our CTA issues loads it is counted in
 // `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its

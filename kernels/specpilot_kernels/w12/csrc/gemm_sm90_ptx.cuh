@@ -41,6 +41,7 @@ __device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
                : "memory");
 }
 
+// Arrive once; what we read or wrote before is done for whoever waits.
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -95,18 +96,21 @@ __device__ __forceinline__ void copy_inputs(u32 target, const TensorMap& map, in
 
 // ---- shared memory by address ------------------------------------------------------------------
 
+// Read one 16-bit value.
 __device__ __forceinline__ u32 load_u16(u32 address) {
   u32 value;
   asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
   return value;
 }
 
+// Read one float.
 __device__ __forceinline__ float load_float(u32 address) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
   return value;
 }
 
+// Read two floats, 8-byte aligned.
 __device__ __forceinline__ float2 load_float2(u32 address) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address)
@@ -114,6 +118,7 @@ __device__ __forceinline__ float2 load_float2(u32 address) {
   return value;
 }
 
+// Write one float.
 __device__ __forceinline__ void store_float(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
@@ -125,6 +130,7 @@ __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
+// Close the group of products issued since the last call.
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -145,7 +151,8 @@ __device__ __forceinline__ u64 inputs_descriptor(u32 low_word) {
   return u64{1u << 30 | 1024 >> 4} << 32 | low_word;
 }
 
-// acc [64, COLS] += A [64, 16] (registers) x B [16, COLS] (shared memory), asynchronously.
+// d [64, COLS] += A [64, 16] (registers) x B [16, COLS] (shared memory), asynchronously. The last
+// four operands: add to d, neither A nor B negated, B not transposed.
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D8(i) D4(i), D4(i + 4)
 #define WGMMA_IN(a, b) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)

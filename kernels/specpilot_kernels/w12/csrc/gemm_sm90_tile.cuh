@@ -58,16 +58,19 @@ __device__ __forceinline__ u32* partial_slot(const Params& p, int cta, bool is_l
          threadIdx.x * 4;
 }
 
+// Write four sums where other SMs see them.
 __device__ __forceinline__ void send(u32* slot, const float (&sums)[4]) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(slot), "f"(sums[0]),
                "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
 }
 
+// Make four words empty again.
 __device__ __forceinline__ void clear(u32* slot) {
   asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(slot), "r"(kEmpty)
                : "memory");
 }
 
+// Read four words as other SMs wrote them; each may have come or not.
 __device__ __forceinline__ void peek(const u32* slot, u32 (&words)[4]) {
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(slot)
