@@ -1,6 +1,6 @@
-"""Every compiled loop of this package: tree builds and what is done around them.
+"""The compiled tree builds, and what reads their output in the same loop.
 
-They share one file because numba's disk cache notices an edit only in the file of the function it
+They share one file (loops that call none of them are in `_walks.py`) because numba's disk cache notices an edit only in the file of the function it
 loads, not in files of functions that were inlined into it.
 
 The best-first build follows the same rule as `reference.py`. Three things make it fast: sibling
@@ -266,24 +266,6 @@ def trace_truth(
 
 
 @native
-def visited_anchors(committed: Int32, first_anchor: Int64, n_anchors: Int64) -> Bool:
-    """Which anchors a policy lands on when it advances by what it commits, [s] bool.
-
-    committed [s] int32, at least 1: tokens committed from each anchor. Request r owns the anchors
-    first_anchor[r] … first_anchor[r] + n_anchors[r] - 1, one per output position, and starts at
-    the first of them.
-    """
-    visited = np.zeros(committed.shape[0], dtype=np.bool_)
-    for request in range(first_anchor.shape[0]):
-        at = first_anchor[request]
-        end = at + n_anchors[request]
-        while at < end:
-            visited[at] = True
-            at += committed[at]
-    return visited
-
-
-@native
 def _expand(
     edge: Float32,
     entry: Int32,  # [capacity, 3] out: candidate, parent entry, depth
@@ -389,3 +371,30 @@ def trace_levels(
             counted[s], pop_index[s], expected[s],
         )  # fmt: skip
     return pop_index, expected
+
+
+@native
+def many_levels(
+    candidate_ids: Int32, edge: Float32, shape: tuple[int, int, int, int, bool]
+) -> tuple[Int32, Int32, Int32, Float64, Int32]:
+    """`many_trees` for trees that `build_levels` grows; `shape` as in `trace_levels`."""
+    n_nodes, depth_limit, width, branch, prune = shape
+    n_lattices = candidate_ids.shape[0]
+    capacity = branch + max(depth_limit - 1, 0) * width * branch
+    entry, path = np.empty((capacity, 3), dtype=np.int32), np.empty(capacity, dtype=np.float64)
+    renamed = np.empty(capacity, dtype=np.int32)
+    token = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
+    parent = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
+    depth = np.zeros((n_lattices, n_nodes), dtype=np.int32)
+    score = np.full((n_lattices, n_nodes), -np.inf, dtype=np.float64)
+    sizes = np.empty(n_lattices, dtype=np.int32)
+    candidate = np.empty(n_nodes, dtype=np.int32)
+    for s in range(n_lattices):
+        built = build_levels(
+            edge[s], n_nodes, depth_limit, width, branch, prune, entry, path, renamed,
+            candidate, parent[s], depth[s], score[s],
+        )  # fmt: skip
+        sizes[s] = built
+        for node in range(built):
+            token[s, node] = candidate_ids[s, depth[s, node] - 1, candidate[node]]
+    return token, parent, depth, score, sizes
