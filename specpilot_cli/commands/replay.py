@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specpilot_cli.replay.anchors import ReplayOptions, StepCost
+    from specpilot_cli.replay.document import Recording
     from specpilot_cli.replay.intervals import Estimate
     from specpilot_cli.replay.modes import Mode
     from specpilot_cli.replay.result import ReplayResult, ReplayRow
-    from specpilot_cli.schema.lattice import LatticeRecording
     from specpilot_cli.schema.result import Envelope
 
 _CHOICE = "What to replay"
@@ -159,15 +159,14 @@ def _replay_file(
     *,
     quiet: bool,
 ) -> tuple[Envelope, Callable[[], None]]:
-    from specpilot_cli.io.lattice_file import lattice_files, read_lattice
+    from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
     from specpilot_cli.replay.document import replay_document
     from specpilot_cli.replay.run import replay as run_replay
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.ui import ConsoleReporter
 
     path = _required(lattice)
-    with ConsoleReporter(quiet) as reporter:
-        recording = read_lattice(path)
+    with ConsoleReporter(quiet) as reporter, LatticeFiles(path) as recording:
         result = run_replay(
             recording,
             policies or None,
@@ -190,7 +189,7 @@ def _calibrate_file(
     *,
     quiet: bool,
 ) -> tuple[Envelope, Callable[[], None]]:
-    from specpilot_cli.io.lattice_file import lattice_files, read_lattice
+    from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
     from specpilot_cli.replay.calibration import calibrate
     from specpilot_cli.replay.document import calibration_document
     from specpilot_cli.report.calibration_text import print_calibration
@@ -198,8 +197,7 @@ def _calibrate_file(
     from specpilot_cli.ui import ConsoleReporter
 
     path = _required(lattice)
-    with ConsoleReporter(quiet) as reporter:
-        recording = read_lattice(path)
+    with ConsoleReporter(quiet) as reporter, LatticeFiles(path) as recording:
         found = calibrate(
             recording, nodes=budgets, mode=mode, options=replay_options, reporter=reporter
         )
@@ -272,9 +270,9 @@ def parse_nodes(text: str) -> list[int]:
     return found
 
 
-def print_result(result: ReplayResult, recording: LatticeRecording) -> None:
+def print_result(result: ReplayResult, recording: Recording) -> None:
     """Print the τ table, the table by benchmark, and what the numbers mean."""
-    from specpilot_cli.replay.document import INTERVAL_METHOD
+    from specpilot_cli.replay.document import END_OF_OUTPUT, INTERVAL_METHOD
     from specpilot_cli.report.tables import Column, print_line, print_table
 
     right = [Column(title, "right") for title in ("nodes", "rows", "τ")]
@@ -306,7 +304,14 @@ def print_result(result: ReplayResult, recording: LatticeRecording) -> None:
         f"{recording.metadata.block}, {result.positions} of {recording.n_positions} positions "
         f"used, {recording.n_candidates} candidates, by {recording.metadata.engine}"
     )
+    outside = result.stock_outside_by_position
+    if outside is not None and outside.any():
+        print_line(
+            f"stock's own token is not a candidate at {outside.mean():.2%} of all positions, "
+            f"at most {outside.max():.2%} at one"
+        )
     print_line(f"{result.mode}: {result.bias}")
+    print_line(f"end of output: {END_OF_OUTPUT}")
     print_line(f"interval: {INTERVAL_METHOD}")
 
 

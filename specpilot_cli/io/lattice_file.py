@@ -219,9 +219,7 @@ def _joined_metadata(path: Path, parts: Sequence[LatticeMetadata]) -> LatticeMet
         ) from error
 
 
-def _concatenate(
-    metadata: LatticeMetadata, parts: Sequence[LatticeRecording]
-) -> LatticeRecording:
+def _concatenate(metadata: LatticeMetadata, parts: Sequence[LatticeRecording]) -> LatticeRecording:
     if len(parts) == 1:
         return LatticeRecording(
             metadata=metadata, **{name: getattr(parts[0], name) for name in TENSORS}

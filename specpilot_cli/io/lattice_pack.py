@@ -52,8 +52,8 @@ def unpack_tensors(stored: Mapping[str, npt.NDArray[Any]], where: str, first_ste
     edge_offsets begin at 0. Raises InputError where masks, offsets and rows do not agree.
     """
     n_candidates = stored["candidate_ids"].shape[-1]
-    kept = np.unpackbits(stored["edge_kept"], axis=-1, count=n_candidates, bitorder="little")
-    kept = kept.astype(np.bool_)
+    bits = np.unpackbits(stored["edge_kept"], axis=-1, count=n_candidates, bitorder="little")
+    kept = np.asarray(bits, dtype=np.bool_)
     _check(stored, kept, where, first_step)
     unary = stored["unary"].astype(np.float32)
     fallback = edge_log_probs(np.where(np.isfinite(unary), unary, 0.0))  # checked afterwards

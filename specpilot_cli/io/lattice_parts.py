@@ -173,9 +173,7 @@ class LatticeFile:
             hint="pack the recording again with `specpilot lattice pack`",
         )
 
-    def _check_digests(
-        self, stored: dict[str, npt.NDArray[Any]], first: int, last: int
-    ) -> None:
+    def _check_digests(self, stored: dict[str, npt.NDArray[Any]], first: int, last: int) -> None:
         expected = self._digests[first:last]
         if not any(expected):
             return

@@ -201,20 +201,12 @@ class LatticeSource(Protocol):
         """Of the whole recording."""
 
     @property
-    def n_steps(self) -> int:
-        """Recorded lattices, S."""
-
-    @property
     def n_positions(self) -> int:
         """Drafted positions per lattice, L."""
 
     @property
     def n_candidates(self) -> int:
         """Candidates per position, K."""
-
-    @property
-    def n_output_tokens(self) -> int:
-        """Output tokens of all requests."""
 
     def parts(self) -> Iterator[LatticeRecording]:
         """Recordings of consecutive requests; iterate again for another pass."""

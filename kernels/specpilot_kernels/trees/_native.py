@@ -1,12 +1,12 @@
 """The compiled tree builds, and what reads their output in the same loop.
 
-They share one file (loops that call none of them are in `_walks.py`) because numba's disk cache notices an edit only in the file of the function it
-loads, not in files of functions that were inlined into it.
+They share one file because numba's disk cache notices an edit only in the file of the function it
+loads, not in files of functions that were inlined into it. Loops that call none of these are in
+`_walks.py`.
 
-The best-first build follows the same rule as `reference.py`. Three things make it fast: sibling
-order is found by one scan of the predecessor's row instead of a sort, a popped node's next sibling
-overwrites it at the heap's top, and all scratch memory comes from the caller, so that a batch
-allocates once.
+The best-first build follows the same rule as `reference.py`. Three things make it fast: siblings
+are found by a scan of the predecessor's row instead of a sort, a popped node's next sibling takes
+its place at the heap's top, and all scratch memory is the caller's: a batch allocates once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from specpilot_kernels.trees._jit import native
-from specpilot_kernels.trees.types import Bool, Float32, Float64, Int32, Int64
+from specpilot_kernels.trees.types import Float32, Float64, Int32, Int64
 
 #: Pop index of a node that the build did not reach: larger than any budget.
 NEVER = np.int32(np.iinfo(np.int32).max)

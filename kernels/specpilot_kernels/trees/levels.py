@@ -39,9 +39,7 @@ def eagle2(
     """
     candidates = as_candidates(candidate_ids, 2)
     edges = as_edges(edge, candidates)
-    return eagle2_batch(
-        candidates[None], edges[None], n_nodes, top_k=top_k, max_depth=max_depth
-    )[0]
+    return eagle2_batch(candidates[None], edges[None], n_nodes, top_k=top_k, max_depth=max_depth)[0]
 
 
 def eagle2_batch(

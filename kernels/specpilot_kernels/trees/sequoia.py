@@ -41,6 +41,16 @@ class RankTree:
         table[self.parent + 1, self.rank] = np.arange(1, self.n_nodes + 1)
         return table
 
+    def reach_by_depth(self, accept: Float64, n_positions: int) -> Float64:
+        """Expected accepted nodes at each depth, [n_positions + 1]; accept [K] by rank."""
+        reach = np.empty(self.n_nodes, dtype=np.float64)
+        for node, (parent, rank) in enumerate(
+            zip(self.parent.tolist(), self.rank.tolist(), strict=True)
+        ):
+            reach[node] = accept[rank] * (reach[parent] if parent >= 0 else 1.0)
+        sums = np.bincount(self.depth, weights=reach, minlength=n_positions + 1)
+        return np.asarray(sums, dtype=np.float64)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequoiaPlan:

@@ -95,7 +95,7 @@ def test_smaller_budgets_are_prefixes_so_one_build_serves_all(
 def test_order_of_candidates_does_not_matter_without_ties(
     lattice: Make, seed: int, name: str
 ) -> None:
-    """Set of paths, not their order: level-by-level builders list equal depths as they meet them."""
+    """The same paths; level-by-level builders may list equal scores in another order."""
     before = lattices(lattice, seed)
     rng = np.random.default_rng(seed)
     order = np.argsort(rng.random(before.candidate_ids.shape), axis=-1)
@@ -176,8 +176,13 @@ def test_a_depth_cap_holds_for_every_builder(lattice: Make) -> None:
 
 @pytest.mark.parametrize(
     ("name", "lacks"),
-    [("marginal", "unary"), ("sequoia", "accept"), ("cost-aware", "step_cost"), ("oracle", "truth")],
-)  # fmt: skip
+    [
+        ("marginal", "unary"),
+        ("sequoia", "accept"),
+        ("cost-aware", "step_cost"),
+        ("oracle", "truth"),
+    ],
+)
 def test_what_a_builder_lacks_is_named(lattice: Make, name: str, lacks: str) -> None:
     ids, edge = lattice(0, 3, 2, n_lattices=2)
     with pytest.raises(ValueError, match=lacks):
