@@ -19,6 +19,7 @@ from specpilot_cli.commands import (
     ceiling,
     convert_w12,
     doctor,
+    lattice,
     paired_bench,
     profile,
     record,
@@ -127,5 +128,6 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, context_settings=_CONTEXT)(_command)
+app.add_typer(lattice.app, name="lattice")
 app.add_typer(w12.app, name="w12")
 app.add_typer(apply.app, name="apply")

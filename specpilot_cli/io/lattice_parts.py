@@ -207,7 +207,7 @@ def _metadata(path: Path, stored: dict[str, str]) -> LatticeMetadata:
             hint="make a recording with `specpilot record`",
         )
     try:
-        return LatticeMetadata.model_validate_json(stored[METADATA_KEY])
+        metadata = LatticeMetadata.model_validate_json(stored[METADATA_KEY])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"]) or METADATA_KEY
@@ -216,3 +216,10 @@ def _metadata(path: Path, stored: dict[str, str]) -> LatticeMetadata:
             where=str(path),
             hint="the file may come from another version of specpilot, or another tool",
         ) from error
+    if metadata.drafter_kind == "eagle":
+        raise InputError(
+            "bad lattice file: metadata key `drafter_kind`: an eagle drafter has trees, no lattice",
+            where=str(path),
+            hint="convert them with `specpilot lattice convert --drafter-kind eagle`",
+        )
+    return metadata

@@ -9,6 +9,7 @@ from specpilot_cli.replay.calibration import Calibration, half_names
 from specpilot_cli.replay.intervals import CONFIDENCE, Estimate
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.schema.tree_recording import TreeRecording
 
 Recording = LatticeRecording | LatticeFiles
 
@@ -24,6 +25,29 @@ INTERVAL_METHOD = (
 
 def replay_document(result: ReplayResult, recording: Recording) -> dict[str, Any]:
     """Everything a reader needs to quote a row: the numbers, the mode and its bias, the source."""
+    return _result_document(result, recording_document(recording))
+
+
+def trees_document(result: ReplayResult, recording: TreeRecording) -> dict[str, Any]:
+    """The same for sequential trees; recall is that of the recorded trees' paths."""
+    metadata = recording.metadata
+    about = {
+        "mode": metadata.mode,
+        "drafter_kind": metadata.drafter_kind,
+        "depth": metadata.block - 1,
+        "nodes": int(recording.node_token.size),
+        "engine": metadata.engine,
+        "target_sha256": metadata.target_sha256,
+        "drafter_sha256": metadata.drafter_sha256,
+        "requests": len(metadata.requests),
+        "steps": recording.n_steps,
+        "output_tokens": recording.n_output_tokens,
+    }
+    return _result_document(result, about)
+
+
+def _result_document(result: ReplayResult, about: dict[str, Any]) -> dict[str, Any]:
+    outside = result.stock_outside_by_position
     return {
         "mode": result.mode,
         "bias": result.bias,
@@ -31,15 +55,13 @@ def replay_document(result: ReplayResult, recording: Recording) -> dict[str, Any
         "interval_method": INTERVAL_METHOD,
         "positions": result.positions,
         "temperature": result.temperature,
-        "recording": recording_document(recording),
+        "recording": about,
         "requests_replayed": result.n_requests,
         "anchors": result.n_anchors,
         "recall_by_position_ratio": result.recall_by_position.tolist(),
         "chain_mismatch_ratio": result.chain_mismatch_ratio,
         "stock_outside_candidates_by_position_ratio": (
-            None
-            if result.stock_outside_by_position is None
-            else result.stock_outside_by_position.tolist()
+            None if outside is None else outside.tolist()
         ),
         "rows": [row_document(row) for row in result.rows],
     }

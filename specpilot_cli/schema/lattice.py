@@ -52,8 +52,9 @@ PACKED_TENSORS: dict[str, tuple[str, Axes]] = {
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-#: What drafted: DFlash2 and DSpark score a candidate given the one before it, DFlash does not.
-DrafterKind = Literal["dflash2", "dspark", "dflash"]
+#: What drafted: DFlash2 and DSpark score a candidate given the one before it, DFlash does not, and
+#: EAGLE given its whole path, so that it has trees instead (`schema/tree_recording.py`).
+DrafterKind = Literal["dflash2", "dspark", "dflash", "eagle"]
 
 
 class LatticeRequest(FileModel):
@@ -110,8 +111,8 @@ class LatticeMetadata(FileModel):
             if request.request_id in seen:
                 raise ValueError(f"request_id `{request.request_id}` appears twice")
             seen.add(request.request_id)
-        if self.packed is not None and self.drafter_kind == "dflash":
-            raise ValueError("a dflash recording has no edges to pack")
+        if self.packed is not None and self.drafter_kind in ("dflash", "eagle"):
+            raise ValueError(f"an {self.drafter_kind} recording has no edges to pack")
         if self.shard_index >= self.shard_count:
             raise ValueError(f"shard_index {self.shard_index} of {self.shard_count}")
         return self
