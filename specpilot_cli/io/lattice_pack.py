@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.lattice import LatticeRecording
-from specpilot_kernels.trees.lattice import edge_log_probs
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -51,6 +50,8 @@ def unpack_tensors(stored: Mapping[str, npt.NDArray[Any]], where: str, first_ste
 
     edge_offsets begin at 0. Raises InputError where masks, offsets and rows do not agree.
     """
+    from specpilot_kernels.trees.lattice import edge_log_probs
+
     n_candidates = stored["candidate_ids"].shape[-1]
     bits = np.unpackbits(stored["edge_kept"], axis=-1, count=n_candidates, bitorder="little")
     kept = np.asarray(bits, dtype=np.bool_)

@@ -25,8 +25,8 @@ from specpilot_cli.report.figures import (
 )
 
 NAMES = [
-    "accepted_lengths", "ceiling_factors", "forest", "mismatch_bars", "speedup_curve", "step_waterfall",
-    "tau_curve", "w12_tensors",
+    "accepted_lengths", "ceiling_factors", "forest", "mismatch_bars", "speedup_curve",
+    "step_waterfall", "tau_curve", "w12_tensors",
 ]  # fmt: skip
 
 
