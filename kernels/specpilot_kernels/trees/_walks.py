@@ -57,24 +57,32 @@ def many_chains(
 
 @native
 def place_ranks(
-    candidate_ids: Int32, order: Int64, edge: Float32, parent: Int32, rank: Int32, depth: Int32
+    candidate_ids: Int32, edge: Float32, parent: Int32, rank: Int32, depth: Int32
 ) -> tuple[Int32, Float64]:
     """Fill one tree of ranks with every lattice: token [s, n] and score [s, n].
 
-    order [s, L, K or 1, K]: candidates of each predecessor, best first.
+    The candidate of rank r is the one with r better ones: higher, or equal with a lower index.
     """
-    n_lattices, n_nodes = candidate_ids.shape[0], parent.shape[0]
+    n_lattices, _, n_candidates = candidate_ids.shape
+    n_nodes, conditional = parent.shape[0], edge.shape[2] > 1
     token = np.empty((n_lattices, n_nodes), dtype=np.int32)
     score = np.empty((n_lattices, n_nodes), dtype=np.float64)
-    index = np.empty(n_nodes, dtype=np.int64)
+    chosen = np.empty(n_nodes, dtype=np.int64)
     for s in range(n_lattices):
         for node in range(n_nodes):
             above, position = parent[node], depth[node] - 1
-            row = index[above] if above >= 0 and edge.shape[2] > 1 else 0
-            index[node] = order[s, position, row, rank[node]]
+            row = chosen[above] if above >= 0 and conditional else 0
+            for index in range(n_candidates):
+                value, better = edge[s, position, row, index], 0
+                for other in range(n_candidates):
+                    rival = edge[s, position, row, other]
+                    better += rival > value or (rival == value and other < index)
+                if better == rank[node]:
+                    chosen[node] = index
+                    break
             base = score[s, above] if above >= 0 else 0.0
-            score[s, node] = base + np.float64(edge[s, position, row, index[node]])
-            token[s, node] = candidate_ids[s, position, index[node]]
+            score[s, node] = base + np.float64(edge[s, position, row, chosen[node]])
+            token[s, node] = candidate_ids[s, position, chosen[node]]
     return token, score
 
 
@@ -92,3 +100,41 @@ def count_accepted(token: Int32, parent: Int32, n_nodes: Int32, truth: Int32) ->
                 found += 1
         accepted[s] = found
     return accepted
+
+
+@native
+def trace_trees(
+    token: Int32,
+    parent: Int32,
+    depth: Int32,
+    score: Float64,
+    n_nodes: Int32,
+    truth: Int32,
+    budgets: Int64,
+    counted: Int32,
+    never: int,
+) -> tuple[Int32, Float64]:
+    """Where the truth lies in built trees whose prefixes are the smaller budgets' trees.
+
+    Returns pop_index [s, P], `never` where a tree lacks the token, and expected [s, b]: nodes no
+    deeper than counted [s], weighed by their probability, within each budget.
+    """
+    n_lattices, n_positions = truth.shape
+    pop_index = np.full((n_lattices, n_positions), never, dtype=np.int32)
+    expected = np.empty((n_lattices, budgets.shape[0]), dtype=np.float64)
+    for s in range(n_lattices):
+        current, found, slot, total = -1, 0, 0, 0.0
+        for node in range(n_nodes[s]):
+            while slot < budgets.shape[0] and budgets[slot] == node:
+                expected[s, slot] = total
+                slot += 1
+            if depth[s, node] <= counted[s]:
+                total += np.exp(score[s, node])
+            if found == n_positions or parent[s, node] != current:
+                continue
+            if token[s, node] == truth[s, found]:
+                pop_index[s, found] = node + 1
+                current = node
+                found += 1
+        expected[s, slot:] = total
+    return pop_index, expected

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_kernels.trees._native import many_levels, trace_levels
+from specpilot_kernels.trees._native import NEVER, many_levels
+from specpilot_kernels.trees._walks import trace_trees
 from specpilot_kernels.trees.best_first import check_budget, depth_limits, paths_in_lattice
 from specpilot_kernels.trees.lattice import as_candidates, as_edges
 from specpilot_kernels.trees.types import Float64, Int32, Tree, TreeBatch
@@ -110,7 +111,8 @@ def levels_pop_index(
         shape = _eagle2_shape(candidates.shape[1:], largest, top_k, None)
     counted = depth_limits(n_lattices, n_positions, counted_depth)
     wanted = np.ascontiguousarray(truth, dtype=np.int32)
-    return trace_levels(candidates, edges, wanted, steps, counted, shape)
+    trees = many_levels(candidates, edges, shape)
+    return trace_trees(*trees, wanted, steps, counted, int(NEVER))
 
 
 def _eagle2_shape(

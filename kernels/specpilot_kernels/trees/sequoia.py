@@ -113,8 +113,7 @@ def place_batch(
     """`place` for `s` lattices: candidate_ids [s, L, K], edge [s, L, K or 1, K]."""
     candidates = as_candidates(candidate_ids, 3)
     edges = as_edges(edge, candidates)
-    order = np.argsort(-edges, axis=-1, kind="stable")
-    token, score = place_ranks(candidates, order, edges, plan.parent, plan.rank, plan.depth)
+    token, score = place_ranks(candidates, edges, plan.parent, plan.rank, plan.depth)
     n_lattices = token.shape[0]
     return TreeBatch(
         token,
