@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specpilot_cli.commands import options
+
+if TYPE_CHECKING:
+    from specpilot_cli.replay.convert import Provenance
+    from specpilot_cli.schema.lattice import LatticeRecording
+    from specpilot_cli.schema.outputs import OutputRecord
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -93,15 +98,8 @@ def convert(
         -o trees.safetensors
     """
     from specpilot_cli.io.jsonl import read_jsonl
-    from specpilot_cli.io.lattice_file import write_lattice
-    from specpilot_cli.io.raw_tensors import read_markov_head, read_tensors
-    from specpilot_cli.io.tree_file import write_trees
-    from specpilot_cli.replay.convert import (
-        MarkovHead,
-        Provenance,
-        convert_lattice,
-        convert_trees,
-    )
+    from specpilot_cli.io.raw_tensors import read_tensors
+    from specpilot_cli.replay.convert import Provenance
     from specpilot_cli.schema.outputs import OutputRecord
 
     options.check_new_file(output, ".safetensors", where="-o", force=force)
@@ -111,21 +109,7 @@ def convert(
         kind=drafter_kind.value, mode=mode.value, engine=engine, block=block,
         target_sha256=_hash_of(target, "--target"), drafter_sha256=_hash_of(drafter, "--drafter"),
     )  # fmt: skip
-    if drafter_kind is KindName.EAGLE:
-        trees = convert_trees(tensors, answers, provenance)
-        write_trees(output, trees, force=force)
-        facts = {"trees": trees.n_steps, "nodes": int(trees.node_token.size)}
-    else:
-        markov = None
-        if drafter_kind is KindName.DSPARK and "scores" not in tensors:
-            markov = MarkovHead(*read_markov_head(_folder(drafter, "--drafter")))
-        lattice = convert_lattice(tensors, answers, provenance, markov=markov)
-        write_lattice(output, lattice, force=force)
-        facts = {
-            "lattices": lattice.n_steps,
-            "positions": lattice.n_positions,
-            "candidates": lattice.n_candidates,
-        }
+    facts = _convert(tensors, answers, provenance, drafter, output, force=force)
     _emit_written("lattice convert", facts | {"requests": len(answers)}, raw, output, as_json)
 
 
@@ -142,7 +126,7 @@ def pack(
     as_json: options.JsonFlag = False,
     force: options.ForceFlag = False,
 ) -> None:
-    """Keep only the scores that trees read, in float16: about a tenth of the size.
+    """Keep only the scores that trees read, in float16: about a sixth of the size.
 
     `specpilot replay` reads the result like any recording, and warns where a setting would need
     scores that were dropped.
@@ -161,12 +145,7 @@ def pack(
     options.check_not_input({"-o": output}, (lattice,))
     recording = read_lattice(lattice)
     write_packed(output, recording, Packing(exact_nodes=nodes, top_k=top_k), force=force)
-    facts = {
-        "lattices": recording.n_steps,
-        "positions": recording.n_positions,
-        "candidates": recording.n_candidates,
-        "requests": recording.n_requests,
-    }
+    facts = _counts(recording) | {"requests": recording.n_requests}
     _emit_written("lattice pack", facts, lattice, output, as_json)
 
 
@@ -192,6 +171,41 @@ def inspect(lattice: LatticeArgument, as_json: options.JsonFlag = False) -> None
     rows = [[key, "-" if value is None else str(value)] for key, value in document.items()]
     envelope = build_envelope("lattice inspect", document, inputs=lattice_files(lattice))
     options.emit(envelope, as_json=as_json, text=lambda: print_table(["field", "value"], rows))
+
+
+def _convert(
+    tensors: dict[str, Any],
+    answers: list[OutputRecord],
+    provenance: Provenance,
+    drafter: str,
+    output: Path,
+    *,
+    force: bool,
+) -> dict[str, int]:
+    """Convert and write; what was written, counted."""
+    from specpilot_cli.io.lattice_file import write_lattice
+    from specpilot_cli.io.raw_tensors import read_markov_head
+    from specpilot_cli.io.tree_file import write_trees
+    from specpilot_cli.replay.convert import MarkovHead, convert_lattice, convert_trees
+
+    if provenance.kind == "eagle":
+        trees = convert_trees(tensors, answers, provenance)
+        write_trees(output, trees, force=force)
+        return {"trees": trees.n_steps, "nodes": int(trees.node_token.size)}
+    markov = None
+    if provenance.kind == "dspark" and "scores" not in tensors:
+        markov = MarkovHead(*read_markov_head(_folder(drafter, "--drafter")))
+    recording = convert_lattice(tensors, answers, provenance, markov=markov)
+    write_lattice(output, recording, force=force)
+    return _counts(recording)
+
+
+def _counts(recording: LatticeRecording) -> dict[str, int]:
+    return {
+        "lattices": recording.n_steps,
+        "positions": recording.n_positions,
+        "candidates": recording.n_candidates,
+    }
 
 
 def _emit_written(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from specpilot_cli.replay.modes import Mode
     from specpilot_cli.schema.result import Envelope
 
-Writers = dict[str, "Callable[[], str]"]
+    Writers = dict[str, Callable[[], str]]
+    Answer = tuple[Envelope, Callable[[], None], Writers]
+
 
 _CHOICE = "What to replay"
 _CHAIN_NODES = 63  # longer than any chain that a drafter proposes
@@ -130,30 +132,36 @@ def replay(
 
         specpilot replay --list
     """
-    from specpilot_cli.replay.anchors import ReplayOptions
-
     pages = () if list_policies or calibrate else (".html",)
     options.check_output(output, force, *pages, inputs=(lattice, step_times))
-    writers: Writers = {}
     if list_policies:
-        envelope, text = _policy_list()
+        envelope, text, writers = _policy_list()
     else:
         budgets = parse_nodes(nodes)
-        changed = ReplayOptions(
-            positions=positions, depth=depth, temperature=temperature, top_k=top_k,
-            step_cost=None if step_times is None else _step_cost(step_times, budgets),
-        )  # fmt: skip
+        changed = _options(positions, depth, temperature, top_k, step_times, budgets)
         if calibrate:
             _check_calibrate(policy, temperature, step_times)
-        mode_name: Mode | None = None if mode is None else mode.value
-        if calibrate:
-            envelope, text = _calibrate_file(lattice, budgets, mode_name, changed, quiet=quiet)
-        else:
-            envelope, text, writers = _replay_file(
-                lattice, budgets, policy, mode_name, changed, quiet=quiet
-            )
+        answer = _calibrate_file if calibrate else _replay_file
+        mode_name = None if mode is None else mode.value
+        envelope, text, writers = answer(lattice, budgets, policy, mode_name, changed, quiet=quiet)
     options.finish(
         envelope, as_json=as_json, output=output, force=force, text=text, writers=writers
+    )
+
+
+def _options(
+    positions: int | None,
+    depth: int | None,
+    temperature: float,
+    top_k: int,
+    step_times: str | None,
+    budgets: list[int],
+) -> ReplayOptions:
+    from specpilot_cli.replay.anchors import ReplayOptions
+
+    cost = None if step_times is None else _step_cost(step_times, budgets)
+    return ReplayOptions(
+        positions=positions, depth=depth, temperature=temperature, top_k=top_k, step_cost=cost
     )
 
 
@@ -165,7 +173,7 @@ def _replay_file(
     replay_options: ReplayOptions,
     *,
     quiet: bool,
-) -> tuple[Envelope, Callable[[], None], Writers]:
+) -> Answer:
     from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
     from specpilot_cli.io.tree_file import is_tree_file
     from specpilot_cli.replay.document import replay_document
@@ -190,7 +198,7 @@ def _replay_file(
     document = replay_document(result, recording)
     envelope = build_envelope("replay", document, inputs=lattice_files(path))
     about = recording_line(result, recording)
-    page = {".html": lambda: render_replay_page(result, about, envelope)}
+    page: Writers = {".html": lambda: render_replay_page(result, about, envelope)}
     return envelope, lambda: print_replay(result, about), page
 
 
@@ -200,7 +208,7 @@ def _replay_trees(
     policies: list[str] | None,
     mode: Mode | None,
     replay_options: ReplayOptions,
-) -> tuple[Envelope, Callable[[], None], Writers]:
+) -> Answer:
     """Replay of a sequential drafter's recorded trees."""
     from specpilot_cli.io.tree_file import read_trees
     from specpilot_cli.replay.document import trees_document
@@ -219,18 +227,19 @@ def _replay_trees(
         f"{recording.metadata.block - 1}, {recording.node_token.size / recording.n_steps:.1f} "
         f"nodes each, by {recording.metadata.engine}"
     )
-    page = {".html": lambda: render_replay_page(result, about, envelope)}
+    page: Writers = {".html": lambda: render_replay_page(result, about, envelope)}
     return envelope, lambda: print_replay(result, about), page
 
 
 def _calibrate_file(
     lattice: Path | None,
     budgets: list[int],
+    policies: list[str] | None,
     mode: Mode | None,
     replay_options: ReplayOptions,
     *,
     quiet: bool,
-) -> tuple[Envelope, Callable[[], None]]:
+) -> Answer:
     from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
     from specpilot_cli.replay.calibration import calibrate
     from specpilot_cli.replay.document import calibration_document
@@ -245,7 +254,7 @@ def _calibrate_file(
         )
     document = calibration_document(found, recording)
     envelope = build_envelope("replay", document, inputs=lattice_files(path))
-    return envelope, lambda: print_calibration(found)
+    return envelope, lambda: print_calibration(found), {}
 
 
 def _check_calibrate(policies: list[str] | None, temperature: float, times: str | None) -> None:
@@ -284,14 +293,14 @@ def _step_cost(name: str, budgets: list[int]) -> StepCost:
     return StepCost(seconds, curve.ar_step_s, f"{curve.name}: {curve.source}")
 
 
-def _policy_list() -> tuple[Envelope, Callable[[], None]]:
+def _policy_list() -> Answer:
     from specpilot_cli.replay.policies import POLICIES
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
 
     rows = [[policy.name, policy.summary] for policy in POLICIES.values()]
     document = {"policies": [{"name": name, "summary": text} for name, text in rows]}
-    return build_envelope("replay", document), lambda: print_table(["policy", "verifies"], rows)
+    return build_envelope("replay", document), lambda: print_table(["policy", "verifies"], rows), {}
 
 
 def parse_nodes(text: str) -> list[int]:

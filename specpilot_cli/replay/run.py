@@ -27,7 +27,7 @@ from specpilot_cli.replay.modes import (
     trajectory,
 )
 from specpilot_cli.replay.policies import ChainPolicy, default_policies, find_policy
-from specpilot_cli.replay.policy import UNLIMITED, StepPolicy
+from specpilot_cli.replay.policy import UNLIMITED, Policy, StepPolicy
 from specpilot_cli.replay.result import ReplayResult
 from specpilot_cli.schema.lattice import LatticeMetadata, LatticeRecording, LatticeSource
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -61,11 +61,7 @@ def replay(
     found = [find_policy(name, kind) for name in names]
     used_mode = resolve_mode(metadata, mode)
     _warn_if_packed(metadata, budgets, options, reporter)
-    chosen: list[tuple[StepPolicy[Anchors], list[int | None]]] = []
-    for policy in found:
-        wanted = policy.budgets(budgets, n_positions)
-        limits = [UNLIMITED if budget is None else budget for budget in wanted]
-        chosen.append((policy.fitted(recording, options, limits, reporter=reporter), wanted))
+    chosen = _fitted(found, recording, budgets, options, reporter)
     facts = LatticeFacts.empty(n_positions)
     rows = run_policies(
         _parts(recording, options, facts, reporter),
@@ -131,6 +127,23 @@ def check_nodes(nodes: Sequence[int]) -> list[int]:
             hint="give budgets such as `8,16,32`; the root is not counted",
         )
     return sorted(set(nodes))
+
+
+def _fitted(
+    policies: Sequence[Policy],
+    recording: LatticeSource,
+    budgets: Sequence[int],
+    options: ReplayOptions,
+    reporter: Reporter,
+) -> list[tuple[StepPolicy[Anchors], list[int | None]]]:
+    """Each policy ready to trace, with the budgets that it reports."""
+    n_positions = positions_in_use(recording, options)
+    chosen: list[tuple[StepPolicy[Anchors], list[int | None]]] = []
+    for policy in policies:
+        wanted = policy.budgets(budgets, n_positions)
+        limits = [UNLIMITED if budget is None else budget for budget in wanted]
+        chosen.append((policy.fitted(recording, options, limits, reporter=reporter), wanted))
+    return chosen
 
 
 def _parts(

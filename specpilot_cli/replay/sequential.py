@@ -161,27 +161,12 @@ def replay_trees(
     policies, or where there is nothing to replay.
     """
     budgets = check_nodes(nodes)
-    names = list(TREE_POLICIES) if policies is None else list(dict.fromkeys(policies))
-    for name in names:
-        if name not in TREE_POLICIES:
-            raise InputError(
-                f"policy `{name}` needs lattices; this recording has sequential trees",
-                where="--policy",
-                hint=f"use one of {', '.join(TREE_POLICIES)}",
-            )
-    if options.temperature != 1.0 or options.positions is not None:
-        raise InputError(
-            "sequential trees can be cut with --depth, but not drafted anew with another "
-            "--temperature or fewer --positions",
-            where="--temperature" if options.temperature != 1.0 else "--positions",
-            hint="leave the option out",
-        )
+    chosen = _chosen(policies, options)
     used_mode = resolve_mode(recording.metadata, mode)
     steps = tree_steps(recording, options.depth)
     if steps.n_anchors == 0:
         raise nothing_to_replay()
     n_positions = steps.n_positions
-    chosen = [TREE_POLICIES[name] for name in names]
     rows = run_policies(
         [steps],
         [(policy, policy.budgets(budgets, n_positions)) for policy in chosen],
@@ -204,6 +189,26 @@ def replay_trees(
         recall_by_position=np.where(known > 0, inside / np.maximum(known, 1), np.nan),
         chain_mismatch_ratio=0.0,
     )
+
+
+def _chosen(policies: Sequence[str] | None, options: ReplayOptions) -> list[StepPolicy[TreeSteps]]:
+    """The policies asked for; InputError on what recorded trees cannot answer."""
+    names = list(TREE_POLICIES) if policies is None else list(dict.fromkeys(policies))
+    for name in names:
+        if name not in TREE_POLICIES:
+            raise InputError(
+                f"policy `{name}` needs lattices; this recording has sequential trees",
+                where="--policy",
+                hint=f"use one of {', '.join(TREE_POLICIES)}",
+            )
+    if options.temperature != 1.0 or options.positions is not None:
+        raise InputError(
+            "sequential trees can be cut with --depth, but not drafted anew with another "
+            "--temperature or fewer --positions",
+            where="--temperature" if options.temperature != 1.0 else "--positions",
+            hint="leave the option out",
+        )
+    return [TREE_POLICIES[name] for name in names]
 
 
 def tree_steps(recording: TreeRecording, depth_limit: int | None) -> TreeSteps:

@@ -53,6 +53,14 @@ def _w12_tensors() -> w12_tensors.W12TensorsData:
     return w12_tensors.W12TensorsData(points, CONDITION)
 
 
+def _lengths() -> accepted_lengths.LengthData:
+    return accepted_lengths.LengthData(
+        accepted_lengths.LengthSeries("a best-first tree of 32 nodes", (0, 24, 23, 10, 8, 35)),
+        accepted_lengths.LengthSeries("stock chain", (0, 40, 20, 5, 10, 25)),
+        CONDITION,
+    )
+
+
 def figure_cases() -> dict[str, tuple[Any, Any]]:
     """Module and data of each figure, by name."""
     tree = tau_curve.TauSeries(
@@ -73,13 +81,8 @@ def figure_cases() -> dict[str, tuple[Any, Any]]:
         mismatch_bars.MismatchBar("tuned", 0.0073, 0.0066, 0.0081, 90_000, 1, "accept"),
         mismatch_bars.MismatchBar("faulty", 0.0200, 0.0185, 0.0215, 90_000, 192, "reject"),
     )
-    lengths = accepted_lengths.LengthData(
-        accepted_lengths.LengthSeries("a best-first tree of 32 nodes", (0, 24, 23, 10, 8, 35)),
-        accepted_lengths.LengthSeries("stock chain", (0, 40, 20, 5, 10, 25)),
-        CONDITION,
-    )
     return {
-        "accepted_lengths": (accepted_lengths, lengths),
+        "accepted_lengths": (accepted_lengths, _lengths()),
         "w12_tensors": (w12_tensors, _w12_tensors()),
         "tau_curve": (
             tau_curve, tau_curve.TauCurveData((tree, flat), 2.8, 7, 5.1, CONDITION, 16),
