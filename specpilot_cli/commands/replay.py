@@ -142,7 +142,7 @@ def replay(
         if calibrate:
             _check_calibrate(policy, temperature, step_times)
         answer = _calibrate_file if calibrate else _replay_file
-        mode_name = None if mode is None else mode.value
+        mode_name: Mode | None = None if mode is None else mode.value
         envelope, text, writers = answer(lattice, budgets, policy, mode_name, changed, quiet=quiet)
     options.finish(
         envelope, as_json=as_json, output=output, force=force, text=text, writers=writers

@@ -65,7 +65,7 @@ def _refuse_other_heads(folder: Path) -> None:
     kind = next((value for value in kinds if value is not None), "vanilla")
     if kind != "vanilla":
         raise InputError(
-            f"this DSpark drafter has a `{kind}` Markov head; a lattice is exact for `vanilla` only",
+            f"this DSpark drafter has a `{kind}` Markov head; only `vanilla` gives exact lattices",
             where=f"{config}: {_HEAD_TYPE}",
             hint="record `scores` of the candidates in the engine instead",
         )
