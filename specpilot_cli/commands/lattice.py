@@ -164,10 +164,10 @@ def inspect(lattice: LatticeArgument, as_json: options.JsonFlag = False) -> None
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
 
-    with LatticeFiles(lattice) as files:
-        for _ in files.parts():  # reading checks
-            pass
-        document = recording_document(files)
+    files = LatticeFiles(lattice)
+    for _ in files.parts():  # reading checks
+        pass
+    document = recording_document(files)
     rows = [[key, "-" if value is None else str(value)] for key, value in document.items()]
     envelope = build_envelope("lattice inspect", document, inputs=lattice_files(lattice))
     options.emit(envelope, as_json=as_json, text=lambda: print_table(["field", "value"], rows))

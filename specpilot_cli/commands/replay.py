@@ -186,7 +186,8 @@ def _replay_file(
     path = _required(lattice)
     if is_tree_file(path):
         return _replay_trees(path, budgets, policies, mode, replay_options)
-    with ConsoleReporter(quiet) as reporter, LatticeFiles(path) as recording:
+    recording = LatticeFiles(path)
+    with ConsoleReporter(quiet) as reporter:
         result = run_replay(
             recording,
             policies or None,
@@ -248,7 +249,8 @@ def _calibrate_file(
     from specpilot_cli.ui import ConsoleReporter
 
     path = _required(lattice)
-    with ConsoleReporter(quiet) as reporter, LatticeFiles(path) as recording:
+    recording = LatticeFiles(path)
+    with ConsoleReporter(quiet) as reporter:
         found = calibrate(
             recording, nodes=budgets, mode=mode, options=replay_options, reporter=reporter
         )

@@ -70,8 +70,8 @@ def read_lattice(path: Path) -> LatticeRecording:
     Raises InputError, naming the file, the tensor and the step, if anything is missing, damaged or
     inconsistent.
     """
-    with LatticeFiles(path) as files:
-        return _concatenate(files.metadata, list(files.parts()))
+    files = LatticeFiles(path)
+    return _concatenate(files.metadata, list(files.parts()))
 
 
 class LatticeFiles:
@@ -89,25 +89,13 @@ class LatticeFiles:
                 hint="make a recording with `specpilot record`",
             )
         self.path, self._part_steps = path, part_steps
-        self._files: list[LatticeFile] = []
-        try:
-            for part in lattice_files(path):
-                self._files.append(LatticeFile(part))
-            self._order(folder=path.is_dir())
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> LatticeFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all files; their parts can no longer be read."""
-        for file in self._files:
-            file.close()
+        self._files = [LatticeFile(part) for part in lattice_files(path)]
+        if path.is_dir():
+            _check_shards(path, self._files)
+            self._files.sort(key=lambda file: file.metadata.shard_index)
+            self.metadata = _joined_metadata(path, [file.metadata for file in self._files])
+        else:
+            self.metadata = self._files[0].metadata
 
     @property
     def n_steps(self) -> int:
@@ -138,14 +126,6 @@ class LatticeFiles:
                     metadata=part.metadata.model_copy(update=update),
                     **{name: getattr(part, name) for name in TENSORS},
                 )
-
-    def _order(self, *, folder: bool) -> None:
-        if folder:
-            _check_shards(self.path, self._files)
-            self._files.sort(key=lambda file: file.metadata.shard_index)
-            self.metadata = _joined_metadata(self.path, [f.metadata for f in self._files])
-        else:
-            self.metadata = self._files[0].metadata
 
 
 def lattice_files(path: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,62 +36,68 @@ _STORED_DTYPES = {
 class LatticeFile:
     """A lattice file whose header and index were checked; tokens and scores are read later.
 
-    Held in memory are 12 bytes per step and 16 per request.
+    Held in memory are 12 bytes per step and 16 per request. The file is open only while it is read,
+    so a folder may have more shards than a process may have open files.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = SafetensorsFile(path)
-        try:
-            stored = _metadata(path, self._file.metadata)
+        with SafetensorsFile(path) as file:
+            self._header = hashlib.sha256(file.header_bytes).digest()
+            stored = _metadata(path, file.metadata)
             self._digests = [request.sha256 for request in stored.requests]
             plain = [r.model_copy(update={"sha256": None}) for r in stored.requests]
             self.metadata = stored.model_copy(update={"requests": plain})
             self._tensors = _expected(stored)
-            self._check_names()
+            self._check_names(file)
             sizes = check_shapes(
-                {name: self._file.info(name).shape for name in self._tensors},
+                {name: file.info(name).shape for name in self._tensors},
                 self.metadata, str(path), self._tensors,
             )  # fmt: skip
             self.n_steps, self.n_positions, self.n_candidates = (sizes[axis] for axis in "SLK")
             self.n_output_tokens = sizes["output tokens"]
-            self._read_index(sizes)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+            self._read_index(file, sizes)
 
     def parts(self, part_steps: int) -> Iterator[LatticeRecording]:
         """Recordings of consecutive whole requests, of at most `part_steps` steps where one fits.
 
         Raises InputError naming the file and the request, tensor or step at fault.
         """
+        with SafetensorsFile(self.path) as file:
+            if hashlib.sha256(file.header_bytes).digest() != self._header:
+                raise InputError(
+                    "the file was replaced while it was read",
+                    where=str(self.path),
+                    hint="run again when nothing writes to it",
+                )
+            yield from self._parts(file, part_steps)
+
+    def _parts(self, file: SafetensorsFile, part_steps: int) -> Iterator[LatticeRecording]:
         ends = np.searchsorted(self._step_request, np.arange(len(self._digests)), side="right")
         first, begin = 0, 0
         for request in range(len(self._digests)):
             if request > first and ends[request] - begin > part_steps:
-                yield self._part(first, request, begin, int(ends[request - 1]))
+                yield self._part(file, first, request, begin, int(ends[request - 1]))
                 first, begin = request, int(ends[request - 1])
-        yield self._part(first, len(self._digests), begin, self.n_steps)
+        yield self._part(file, first, len(self._digests), begin, self.n_steps)
 
-    def _part(self, first: int, last: int, begin: int, end: int) -> LatticeRecording:
+    def _part(
+        self, file: SafetensorsFile, first: int, last: int, begin: int, end: int
+    ) -> LatticeRecording:
         stored: dict[str, npt.NDArray[Any]] = {
             "step_request": self._step_request[begin:end] - np.int32(first),
             "step_position": self._step_position[begin:end],
         }
         for ids, offsets in (("prompt_ids", "prompt_offsets"), ("output_ids", "output_offsets")):
             bounds = self._offsets[offsets][first : last + 1]
-            stored[ids] = self._rows(ids, int(bounds[0]), int(bounds[-1]))
+            stored[ids] = self._rows(file, ids, int(bounds[0]), int(bounds[-1]))
             stored[offsets] = bounds - bounds[0]
         for name in self._tensors:
             if name not in _INDEX and name not in ("edge_rows", "edge_offsets"):
-                stored[name] = self._rows(name, begin, end)
+                stored[name] = self._rows(file, name, begin, end)
         if self.metadata.packed is not None:
             rows = self._offsets["edge_offsets"][begin : end + 1]
-            stored["edge_rows"] = self._rows("edge_rows", int(rows[0]), int(rows[-1]))
+            stored["edge_rows"] = self._rows(file, "edge_rows", int(rows[0]), int(rows[-1]))
             stored["edge_offsets"] = rows - rows[0]
         self._check_digests(stored, first, last)
         return self._decoded(stored, first, last, begin)
@@ -115,24 +122,24 @@ class LatticeFile:
         check_content(part, where, first_step=begin)
         return part
 
-    def _rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+    def _rows(self, file: SafetensorsFile, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Rows `begin` to `end` of the first axis of a tensor, in the dtype of the table."""
-        info = self._file.info(name)
+        info = file.info(name)
         dtype = NUMPY_DTYPES[info.dtype]
         array = np.empty((end - begin, *info.shape[1:]), dtype=dtype)
         offset = begin * dtype.itemsize * int(np.prod(info.shape[1:], dtype=np.int64))
-        self._file.read_into(info, offset, array.reshape(-1).view(np.uint8).data)
+        file.read_into(info, offset, array.reshape(-1).view(np.uint8).data)
         return array.astype(dtype.newbyteorder("="), copy=False)
 
-    def _check_names(self) -> None:
-        where, names = str(self.path), self._file.names
+    def _check_names(self, file: SafetensorsFile) -> None:
+        where, names = str(self.path), file.names
         missing = [name for name in self._tensors if name not in names]
         unknown = [name for name in names if name not in self._tensors]
         if missing or unknown:
             what = f"no tensor `{missing[0]}`" if missing else f"unknown tensor `{unknown[0]}`"
             raise InputError(f"bad lattice file: {what}", where=where, hint=RECORD)
         for name, (dtype, _) in self._tensors.items():
-            stored = self._file.info(name).dtype
+            stored = file.info(name).dtype
             if stored not in _STORED_DTYPES[dtype]:
                 raise InputError(
                     f"bad lattice file: tensor `{name}`: dtype is {stored}, "
@@ -141,12 +148,12 @@ class LatticeFile:
                     hint=RECORD,
                 )
 
-    def _read_index(self, sizes: dict[str, int]) -> None:
-        self._step_request = self._rows("step_request", 0, self.n_steps)
-        self._step_position = self._rows("step_position", 0, self.n_steps)
+    def _read_index(self, file: SafetensorsFile, sizes: dict[str, int]) -> None:
+        self._step_request = self._rows(file, "step_request", 0, self.n_steps)
+        self._step_position = self._rows(file, "step_position", 0, self.n_steps)
         names = ["prompt_offsets", "output_offsets"]
         names += ["edge_offsets"] if self.metadata.packed is not None else []
-        self._offsets = {name: self._file.read_array(name) for name in names}
+        self._offsets = {name: file.read_array(name) for name in names}
         check_index(
             self.metadata,
             prompt_offsets=self._offsets["prompt_offsets"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from specpilot_cli.io.lattice_file import (
     write_packed_lattice,
 )
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, write_safetensors
-from specpilot_cli.schema.lattice import METADATA_KEY, LatticeRecording, Packing
+from specpilot_cli.schema.lattice import METADATA_KEY, LatticeRecording, LatticeRequest, Packing
 
 R, L, K = 4, 3, 4
 LENGTHS = (5, 1, 4, 6)
@@ -47,15 +48,14 @@ def test_parts_are_whole_requests_and_together_the_recording(
     path = tmp_path / "lattice.safetensors"
     write_lattice(path, recording)
     for part_steps, expected in ((1, [1, 1, 1, 1]), (4, [2, 1, 1]), (7, [3, 1]), (100, [4])):
-        with LatticeFiles(path, part_steps=part_steps) as files:
-            parts = list(files.parts())
-            assert [part.n_requests for part in parts] == expected
-            assert sum(part.n_requests for part in parts) == R
-            again = list(files.parts())  # a second pass gives the same
-            for left, right in zip(parts, again, strict=True):
-                same(left, right)
-            assert (files.n_steps, files.n_positions, files.n_candidates) == (12, L, K)
-            assert files.n_output_tokens == sum(LENGTHS)
+        files = LatticeFiles(path, part_steps=part_steps)
+        parts = list(files.parts())
+        assert [part.n_requests for part in parts] == expected
+        again = list(files.parts())  # a second pass gives the same
+        for left, right in zip(parts, again, strict=True):
+            same(left, right)
+        assert (files.n_steps, files.n_positions, files.n_candidates) == (12, L, K)
+        assert files.n_output_tokens == sum(LENGTHS)
         tokens = np.concatenate([part.output_ids for part in parts])
         assert tokens.tolist() == recording.output_ids.tolist()
         edge = np.concatenate([part.edge for part in parts])
@@ -87,9 +87,8 @@ def test_one_flipped_bit_names_file_and_request(
         read_lattice(path)
     assert caught.value.where == str(path)
     assert caught.value.exit_code == 2
-    with LatticeFiles(path, part_steps=1) as files:
-        parts = files.parts()
-        assert next(parts).n_requests >= 1  # sound requests are read before the damaged one
+    parts = LatticeFiles(path, part_steps=1).parts()
+    assert next(parts).metadata.requests[0].request_id == "r0"  # sound ones come first
 
 
 def test_a_wrong_hash_in_the_metadata_is_refused(
@@ -247,3 +246,35 @@ def test_a_lattice_file_of_an_eagle_drafter_is_refused(
     write_safetensors(path, recording.tensors(), {METADATA_KEY: metadata.model_dump_json()})
     with pytest.raises(InputError, match="an eagle drafter has trees"):
         read_lattice(path)
+
+
+def test_a_file_replaced_between_passes_is_noticed(
+    recording: LatticeRecording, small_lattice: Callable[..., LatticeRecording], tmp_path: Path
+) -> None:
+    path = tmp_path / "lattice.safetensors"
+    write_lattice(path, recording)
+    files = LatticeFiles(path)
+    list(files.parts())
+    write_lattice(path, small_lattice((5, 4, 3), L, K), force=True)
+    with pytest.raises(InputError, match="replaced while it was read"):
+        list(files.parts())
+
+
+def test_more_shards_than_open_files_are_read(
+    small_lattice: Callable[..., LatticeRecording], tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shards = 40
+    for index in range(shards):
+        rec = small_lattice((3,), L, K)
+        requests = [LatticeRequest(request_id=f"r{index}", benchmark="b")]
+        update = {"requests": requests, "shard_index": index, "shard_count": shards}
+        metadata = rec.metadata.model_copy(update=update)
+        path = tmp_path / "folder" / f"{index:02}.safetensors"
+        write_lattice(path, dataclasses.replace(rec, metadata=metadata))
+    in_use = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 64
+    resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + 20, limits[1]))
+    try:
+        assert read_lattice(tmp_path / "folder").n_requests == shards
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

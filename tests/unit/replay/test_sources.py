@@ -88,20 +88,20 @@ def test_files_in_parts_give_the_document_of_the_whole(
     path = tmp_path / "lattice.safetensors"
     write_lattice(path, rec)
     ear = Ear()
-    with LatticeFiles(path, part_steps=part_steps) as files:
-        assert len(list(files.parts())) == {1: 8, 60: 6, 10_000: 1}[part_steps]
-        found = replay(files, EVERY, nodes=[4, 16], options=WITH_COST, reporter=ear)
-        whole = replay(rec, EVERY, nodes=[4, 16], options=WITH_COST)
-        left, right = replay_document(found, files), replay_document(whole, rec)
-        for own, wanted in zip(left["rows"], right["rows"], strict=True):
-            for key in _SUMS:  # added up in another order
-                assert (own[key] is None) == (wanted[key] is None)
-                if wanted[key] is not None:
-                    assert own.pop(key) == pytest.approx(wanted.pop(key), rel=1e-12)
-        assert left == right
-        fitted, alone = calibrate(files, nodes=[8]), calibrate(rec, nodes=[8])
-        assert fitted.fit == alone.fit
-        assert fitted.after.rows[0].tau == alone.after.rows[0].tau
+    files = LatticeFiles(path, part_steps=part_steps)
+    assert len(list(files.parts())) == {1: 8, 60: 6, 10_000: 1}[part_steps]
+    found = replay(files, EVERY, nodes=[4, 16], options=WITH_COST, reporter=ear)
+    whole = replay(rec, EVERY, nodes=[4, 16], options=WITH_COST)
+    left, right = replay_document(found, files), replay_document(whole, rec)
+    for own, wanted in zip(left["rows"], right["rows"], strict=True):
+        for key in _SUMS:  # added up in another order
+            assert (own[key] is None) == (wanted[key] is None)
+            if wanted[key] is not None:
+                assert own.pop(key) == pytest.approx(wanted.pop(key), rel=1e-12)
+    assert left == right
+    fitted, alone = calibrate(files, nodes=[8]), calibrate(rec, nodes=[8])
+    assert fitted.fit == alone.fit
+    assert fitted.after.rows[0].tau == alone.after.rows[0].tau
     assert ear.done[-1] == (8, 8)
 
 
@@ -155,8 +155,7 @@ def test_settings_beyond_the_packing_warn(
 ) -> None:
     path, ear = tmp_path / "packed.safetensors", Ear()
     pack(path, random_recording(25), Packing(exact_nodes=12, top_k=4))
-    with LatticeFiles(path) as files:
-        replay(files, ["best-first"], nodes=nodes, options=options, reporter=ear)
+    replay(LatticeFiles(path), ["best-first"], nodes=nodes, options=options, reporter=ear)
     assert [("approximate" in warning) for warning in ear.warnings] == ([True] if warns else [])
 
 
