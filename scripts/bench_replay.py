@@ -185,19 +185,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip-stream", action="store_true", help="leave the 9 GB part out")
+    parser.add_argument(
+        "--skip-stream", action="store_true", help="keep the 9 GB part of the last run"
+    )
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     curve = measure_curve(arguments.seed)
     print(f"τ(N) to {CURVE_NODES} of {CURVE_LATTICES} lattices: {curve}")
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     document = {
-        "measured_at_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "measured_at_utc": now,
         "curve": curve,
         "commands": measure_commands(arguments.scratch),
-        "stream": [] if arguments.skip_stream else measure_stream(
-            arguments.scratch, arguments.seed
-        ),
-    }  # fmt: skip
+    }
+    if arguments.skip_stream:
+        before = json.loads(arguments.output.read_text(encoding="utf-8"))["results"]
+        document |= {name: before[name] for name in ("stream_measured_at_utc", "stream")}
+    else:
+        stream = measure_stream(arguments.scratch, arguments.seed)
+        document |= {"stream_measured_at_utc": now, "stream": stream}
     envelope = build_envelope("scripts/bench_replay.py", document, seed=arguments.seed)
     atomic_write_text(arguments.output, render_json(envelope), force=True)
 
