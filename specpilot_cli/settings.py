@@ -26,6 +26,7 @@ from specpilot_cli.errors import InputError
 _PREFIX = "SPECPILOT_"
 # Variables that no option declares; those of options are collected from the commands.
 KNOWN_VARIABLES = {
+    "SPECPILOT_GPU_PROFILES": "folder of GPU profiles measured on this machine",
     "SPECPILOT_DEBUG": "1: show the traceback of an unexpected error",
     "SPECPILOT_NO_CONFIG": "1: ignore both configuration files",
     "SPECPILOT_NO_PROGRESS": "1: no progress bars and no progress lines",

@@ -6,14 +6,13 @@ of a number, that one is used and named. An unknown device is an error, never a 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.gpu_profiles import gpu_files, load_gpu
 from specpilot_cli.io.json_file import read_text
 from specpilot_cli.io.yaml_file import read_yaml_model
-from specpilot_cli.paths import bundled
 from specpilot_cli.schema.gpu_profile import (
     ComputeType,
     GpuProfile,
@@ -22,6 +21,8 @@ from specpilot_cli.schema.gpu_profile import (
     SourcedNumber,
 )
 from specpilot_cli.schema.step_profile import StepProfile
+
+__all__ = ["Peaks", "gpu_names", "load_gpu", "load_peaks_file", "peaks_for", "prefer"]
 
 _OTHER: dict[PeakKind, PeakKind] = {"datasheet": "measured", "measured": "datasheet"}
 
@@ -66,28 +67,8 @@ class Peaks:
 
 
 def gpu_names() -> list[str]:
-    """Names of the bundled device profiles, sorted."""
-    return sorted(path.stem for path in (bundled("profiles") / "gpus").glob("*.yaml"))
-
-
-def load_gpu(name: str) -> GpuProfile:
-    """The bundled profile called `name`, or that lists it as an alias (case-insensitive).
-
-    Raises `InputError` naming the closest match and every known name.
-    """
-    folder = bundled("profiles") / "gpus"
-    profiles = [read_yaml_model(folder / f"{known}.yaml", GpuProfile) for known in gpu_names()]
-    wanted = name.strip().casefold()
-    for profile in profiles:
-        if wanted in {profile.name.casefold(), *(alias.casefold() for alias in profile.aliases)}:
-            return profile
-    names = [profile.name for profile in profiles]
-    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
-    guess = f"did you mean `{close[0]}`? " if close else ""
-    raise InputError(
-        f"unknown GPU `{name}`",
-        hint=f"{guess}known: {', '.join(names)}; or pass your own numbers with --peaks FILE",
-    )
+    """Names of the known device profiles, bundled and measured here, sorted."""
+    return list(gpu_files())
 
 
 def load_peaks_file(path: Path) -> Peaks:
@@ -122,3 +103,20 @@ def peaks_for(profile: StepProfile, *, gpu: str | None = None, file: Path | None
         where="device.peaks",
         hint=f"name the device with --gpu ({', '.join(gpu_names())}) or pass --peaks FILE",
     )
+
+
+def prefer(peaks: Peaks, *, measured: bool) -> Peaks:
+    """`peaks` read through measured numbers first, if `measured`.
+
+    Raises `InputError` where the device has none.
+    """
+    if not measured:
+        return peaks
+    numbers = [peaks.rates.read_bytes_per_s, *peaks.rates.flops_per_s.values()]
+    if not any(number.kind == "measured" for kinds in numbers for number in kinds):
+        raise InputError(
+            f"no peak of `{peaks.title}` was measured",
+            where="--measured-peaks",
+            hint="`specpilot doctor --measure` measures the GPU of this machine",
+        )
+    return Peaks(peaks.title, peaks.rates, "measured")

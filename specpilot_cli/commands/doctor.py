@@ -14,7 +14,9 @@ from specpilot_cli.commands import options
 if TYPE_CHECKING:
     from specpilot_cli.doctor.checks import Check
     from specpilot_cli.doctor.kernels import KernelReport
+    from specpilot_cli.doctor.measure import Measured
     from specpilot_cli.settings import ConfigFile
+    from specpilot_cli.simulate.plateaus import Plateau
 
 
 class Requirement(StrEnum):
@@ -32,8 +34,15 @@ Require = Annotated[
 Kernels = Annotated[
     bool, typer.Option("--kernels", help="Check and time the W12 product on this GPU instead.")
 ]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure", help="Measure this GPU's read bandwidth and GEMM rate; keep them instead."
+    ),
+]
 Model = Annotated[
-    str, typer.Option("--model", help="With --kernels: the model whose shapes are tried.")
+    str,
+    typer.Option("--model", help="With --kernels or --measure: the model whose shapes are tried."),
 ]
 Tune = Annotated[
     bool,
@@ -46,6 +55,7 @@ def doctor(
     kernels: Kernels = False,
     model: Model = "Qwen3.8-27B",
     tune: Tune = False,
+    measure: Measure = False,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
@@ -62,10 +72,16 @@ def doctor(
         specpilot doctor --require gpu --require sglang --json
 
         specpilot doctor --kernels
+
+        specpilot doctor --measure
     """
     from specpilot_cli.errors import InputError
 
     options.check_output(output, force)
+    if measure and kernels:
+        raise InputError("--measure and --kernels exclude each other", hint="run one, then other")
+    if measure:
+        _finish_measure(model, as_json, output, force, quiet)
     if kernels:
         _finish_kernels(model, tune, as_json, output, force, quiet)
     if tune:
@@ -152,3 +168,79 @@ def _print_kernels(report: KernelReport) -> None:
     for row in report.rows:
         for error in row.errors:
             print_line(f"{row.projection}: {error}")
+
+
+def _finish_measure(
+    model: str, as_json: bool, output: Path | None, force: bool, quiet: bool
+) -> NoReturn:
+    from specpilot_cli.doctor.measure import keep, local_profile, measure
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.ui import ConsoleReporter
+
+    with ConsoleReporter(quiet=quiet) as reporter:
+        measured = measure(model, reporter=reporter)
+    profile = local_profile(measured)
+    path = keep(profile)
+    plateaus = _plateaus(measured)
+    results = {
+        "measured": measured,
+        "plateaus": plateaus,
+        "profile": profile,
+        "profile_file": str(path),
+    }
+
+    def text() -> None:
+        _print_measured(measured, plateaus, profile.name, path)
+
+    options.finish(
+        build_envelope("doctor", results), as_json=as_json, output=output, force=force, text=text
+    )
+
+
+def _plateaus(measured: Measured) -> tuple[Plateau, ...]:
+    from specpilot_cli.simulate.plateaus import RowSamples, find_plateaus
+
+    samples = [RowSamples(row.rows, row.seconds) for row in measured.skinny]
+    return find_plateaus(samples) if samples else ()
+
+
+def _print_measured(
+    measured: Measured, plateaus: tuple[Plateau, ...], name: str, path: Path
+) -> None:
+    from specpilot_cli.report.tables import Column, print_line, print_table
+    from specpilot_cli.units import format_bandwidth, format_flops, format_percent, format_seconds
+
+    read, square = measured.read, measured.square
+    print_line(f"{measured.device.name}: medians over replays of CUDA graphs, L2 cold")
+    print_table(
+        ["measured", Column("rate", "right"), Column("spread", "right")],
+        [
+            ("reads", format_bandwidth(read.value), format_percent(read.spread_ratio)),
+            (
+                f"BF16 product of {measured.square_size} x {measured.square_size}",
+                format_flops(square.value),
+                format_percent(square.spread_ratio),
+            ),
+        ],
+    )
+    head = ["rows", "time", "of the reads' rate", "arithmetic"]
+    print_table(
+        [Column(title, "right") for title in head],
+        [
+            (
+                str(row.rows),
+                format_seconds(row.median_s),
+                format_percent(row.bytes / row.median_s / read.value),
+                format_flops(row.flops / row.median_s),
+            )
+            for row in measured.skinny
+        ],
+        title=f"one of each projection of {measured.model}, BF16, by rows",
+    )
+    for plateau in plateaus:
+        end = "or more" if plateau.next_rows is None else f"(next measured: {plateau.next_rows})"
+        print_line(
+            f"flat from {plateau.first_rows} to {plateau.last_rows} rows {end}: "
+            f"{format_seconds(plateau.seconds)}"
+        )
+    print_line(f"kept as `{name}` in {path}; `specpilot ceiling --gpu {name}` uses it")

@@ -37,8 +37,8 @@ def test_aliases_are_unique():
 
 
 def test_unknown_device_is_an_error_with_the_closest_name():
-    with pytest.raises(InputError, match="unknown GPU `h20`") as caught:
-        load_gpu("h20")
+    with pytest.raises(InputError, match="unknown GPU `h2000`") as caught:
+        load_gpu("h2000")
     assert "did you mean `h200`?" in (caught.value.hint or "")
     assert "--peaks" in (caught.value.hint or "")
 

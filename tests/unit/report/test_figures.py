@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from specpilot_cli.report.figures import (
-    accepted_lengths,
     base,
     ceiling_factors,
     forest,
@@ -170,6 +169,15 @@ def test_waterfall_does_not_take_noise_for_a_part_of_the_step(cases):
     assert "outside the profile" not in {row[0] for row in figure.rows}
     assert not any(row[1].startswith("-") for row in figure.rows)
     assert "ran 5.3 % slower than the plain ones" in figure.caption
+
+
+def test_waterfall_parts_the_step_by_passes(cases):
+    data = cases["step_waterfall"][1]
+    split = (("DRAFT", 0.001), ("VERIFY", 0.009), ("outside the profile", 0.002))
+    figure = step_waterfall.draw(dataclasses.replace(data, split=split))
+    assert {"DRAFT", "VERIFY"} <= set(_texts(figure.svg))
+    assert "parted by the engine's passes" in figure.caption
+    assert "parted" not in step_waterfall.draw(data).caption
 
 
 def test_waterfall_title_gives_both_times(cases):
@@ -351,45 +359,3 @@ def test_long_row_labels_are_wrapped_and_cut():
     assert [len(line) <= 26 for line in label.split("\n")] == [True, True]
     assert label.endswith("…")
     assert base.label_room([label]) < 2.6
-
-
-def test_accepted_lengths_say_how_often_no_draft_is_right(cases, drawn):
-    data = cases["accepted_lengths"][1]
-    title = accepted_lengths.finding(data)
-    assert "24 % with a best-first tree of 32 nodes, 40 % with the stock chain" in title
-    rows = drawn["accepted_lengths"].rows
-    assert rows[0] == ("1", "40", "40.0 %", "24", "24.0 %")
-    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
-    assert data.tree.tau == pytest.approx((24 + 46 + 30 + 32 + 175) / 100)
-
-
-def test_many_policies_have_no_bands_that_would_cover_each_other(cases):
-    data = cases["tau_curve"][1]
-    with base.style():
-        two = tau_curve.build(data).axes[0]
-        many = tau_curve.build(
-            dataclasses.replace(data, series=(*data.series, data.series[0]))
-        ).axes[0]
-        assert (len(two.collections), len(many.collections)) == (1, 0)
-
-
-def test_a_long_curve_is_labelled_at_powers_of_two(cases):
-    data = cases["tau_curve"][1]
-    nodes = tuple(range(1, 65))
-    series = dataclasses.replace(
-        data.series[0], nodes=nodes, tau=tuple(1 + n / 20 for n in nodes), low=(), high=()
-    )
-    with base.style():
-        axes = tau_curve.build(dataclasses.replace(data, series=(series,))).axes[0]
-        assert [t.get_text() for t in axes.get_xticklabels()] == [
-            "1",
-            "2",
-            "4",
-            "8",
-            "16",
-            "32",
-            "64",
-        ]
-        assert axes.lines[0].get_marker() == "None"
-        assert axes.get_xscale() == "log"
-        assert [line.get_linestyle() for line in axes.lines].count("--") == 1  # the oracle

@@ -1,0 +1,1 @@
+"""Measure what a GPU reaches: read bandwidth, GEMM rate, and GEMM time against rows."""

@@ -1,0 +1,1 @@
+"""Regimes: what batching and two-level verification would do, from recordings and step times."""
