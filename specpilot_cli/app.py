@@ -20,6 +20,7 @@ from specpilot_cli.commands import (
     convert_w12,
     diagnose,
     doctor,
+    lattice,
     paired_bench,
     profile,
     record,
@@ -130,6 +131,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, context_settings=_CONTEXT)(_command)
+app.add_typer(lattice.app, name="lattice")
 app.add_typer(w12.app, name="w12")
 app.add_typer(apply.app, name="apply")
 app.add_typer(simulate.app, name="simulate")
