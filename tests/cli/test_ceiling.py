@@ -181,7 +181,7 @@ def test_page_is_written_and_not_overwritten(specpilot: Run, files: None, tmp_pa
             "curve.json", "--nodes", "3,7", "-o", "page.html")  # fmt: skip
     assert specpilot(*args).returncode == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     assert "t [8 layers]" in page
     again = specpilot(*args)
     assert again.returncode == 2
