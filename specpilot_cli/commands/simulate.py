@@ -114,14 +114,18 @@ def _counts(text: str) -> list[int]:
 
 
 def _print_batches(found: list[BatchResult], source: str) -> None:
-    from specpilot_cli.report.simulate_page import BATCH_COLUMNS, batch_finding, batch_rows
+    from specpilot_cli.report.simulate_page import (
+        BATCH_COLUMNS,
+        batch_finding,
+        batch_notes,
+        batch_rows,
+    )
     from specpilot_cli.report.tables import Column, print_line, print_table
 
     head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
     print_table(head, batch_rows(found), title=f"simulated; step times: {source}")
-    outside = sorted({name for item in found for name in item.extrapolated})
-    if outside:
-        print_line(f"note: beyond their measured range: {', '.join(outside)}")
+    for note in batch_notes(found):
+        print_line(f"note: {note}")
     print_line(batch_finding(found))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specpilot_cli.diagnose.outcome import Outcome
@@ -140,6 +141,21 @@ def test_hard_text_is_a_note(recorded: Recorded):
     item = outcome(found, "hard-text")
     assert (item.state, item.kind, item.counts) == ("found", "note", False)
     assert found.verdict == "ok"
+
+
+def test_an_anchored_recording_is_judged_at_its_own_steps(recorded: Recorded):
+    dense = recorded()
+    kept = np.flatnonzero(dense.step_position % 3 == 0)
+    names = ("step_request", "step_position", "candidate_ids", "edge", "unary", "unary_logsumexp",
+             "stock_choice")  # fmt: skip
+    metadata = dense.metadata.model_copy(update={"mode": "anchored"})
+    anchored = replace(
+        dense, metadata=metadata, **{name: getattr(dense, name)[kept] for name in names}
+    )
+    found = diagnose(anchored)
+    assert (found.mode, found.n_anchors, found.verdict) == ("anchored", len(kept), "ok")
+    wrong = replace(anchored, output_ids=np.roll(anchored.output_ids, -1))
+    assert counted(diagnose(wrong)) == {"position-shift"}
 
 
 def test_three_requests_are_no_verdict(recorded: Recorded):

@@ -42,6 +42,18 @@ def test_batch_prints_every_run_and_the_fastest(
     assert out.strip().splitlines()[-1].startswith("fastest: ")
 
 
+def test_places_that_stay_empty_are_named(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    command = ["simulate", "batch", files["lattice"], "--step-times", files["times"]]
+    assert main([*command, "--policy", "ar", "--concurrency", "2,48"]) == 0
+    out = capsys.readouterr().out
+    assert "note: at 48 in flight at most" in out
+    assert "at 2 in flight at most" not in out
+    assert main([*command, "--policy", "ar", "--concurrency", "48", "--repeat", "40"]) == 0
+    assert "in flight at most" not in capsys.readouterr().out
+
+
 def test_batch_as_json_and_as_a_page(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
