@@ -13,6 +13,7 @@ columns take turns. Columns:
     floor       the W12 kernel moving the same bytes and multiplying nothing, as a chain; it still
                 adds escapes and sends sums between CTAs
     view        the 8-bit view pass, as a chain; its ratio is to `chain`
+    view_floor  the view pass multiplying nothing
     warm        W12 chain and cuBLAS on a single copy, which L2 holds in part; ratio of the two
 
 `read` is the share of the measured read bandwidth that `chain` reaches with the bytes it must
@@ -124,6 +125,7 @@ def bench(
         "chain": w12(True),
         "floor": w12(True, stream_only=True),
         "view": w12(True, view_only=True),
+        "view_floor": w12(True, view_only=True, stream_only=True),
         "cublas_warm": [partial(linear, x, weights.bf16[0])] * count,
         "warm": w12(True)[:1] * count,
     }
@@ -143,6 +145,7 @@ def row_of(weights: Weights, rows: int, times: dict[str, float], read: float) ->
         "plain_ratio": times["cublas"] / times["plain"],
         "floor_ratio": times["cublas"] / times["floor"],
         "view_ratio": times["chain"] / times["view"],
+        "view_floor_ratio": times["chain"] / times["view_floor"],
         "warm_ratio": times["cublas_warm"] / times["warm"],
         "read_ratio": moved / times["chain"] / read,
         "cublas_read_ratio": 2 * math.prod(weights.shape) / times["cublas"] / read,
@@ -308,7 +311,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", choices=range(1, 65), metavar="ROWS")
     parser.add_argument("--only", nargs="+", choices=names, help="some projections")
     parser.add_argument("--workers", type=int, nargs="*", default=[], help="also so many CTAs")
-    parser.add_argument("--escape-ring", action="store_true", help="the variant ESCAPE_RING 1")
     parser.add_argument("--plans", type=Path, help="measure plans of these shapes into this file")
     parser.add_argument("--result", type=Path, help="with --plans: take them from this result")
     return parser.parse_args()
@@ -322,7 +324,6 @@ def main() -> int:
         return 0
     begin = time.perf_counter()
     torch.manual_seed(0)
-    gemm_sm90.ESCAPE_RING = options.escape_ring
     gemm.warm()
     gemm.warm(view_only=True)
     if options.plans:
@@ -334,7 +335,6 @@ def main() -> int:
     document: dict[str, Any] = {
         "what": "W12 product against cuBLAS with BF16 weights, seconds, medians of graph replays",
         "command": shlex.join(["python", "scripts/bench_w12.py", *sys.argv[1:]]),
-        "escape_ring": options.escape_ring,
         "date_utc": datetime.now(UTC).strftime("%Y-%m-%d"),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,

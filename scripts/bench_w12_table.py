@@ -14,6 +14,9 @@ BARS = (
     ((32,), 1.20, 1.37),
     ((48, 64), 1.05, 1.25),
 )
+RATIOS = (
+    "ratio", "plain_ratio", "floor_ratio", "warm_ratio", "view_ratio", "view_floor_ratio",
+)  # fmt: skip
 _HEAD = "projection   cublas   plain ratio   chain ratio   read   floor ratio    view ratio  warm"
 
 
@@ -23,7 +26,7 @@ def means(rows_out: list[dict[str, Any]]) -> list[dict[str, float]]:
     for rows in sorted({row["rows"] for row in rows_out}):
         some = [row for row in rows_out if row["rows"] == rows]
         entry: dict[str, float] = {"rows": rows}
-        for key in ("ratio", "plain_ratio", "floor_ratio", "warm_ratio", "view_ratio"):
+        for key in RATIOS:
             values = [row[key] for row in some]
             entry[f"{key}_least"] = min(values)
             entry[f"{key}_mean"] = statistics.geometric_mean(values)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Everything CI checks, in a virtual environment made from nothing: ruff, mypy, import-linter, pytest.
+# Everything CI checks, in virtual environments made from nothing: ruff, mypy, linter, pytest.
 #
 #   scripts/test.sh                   the whole suite
 #   scripts/test.sh tests/unit -x     checks, then pytest with these arguments
 #
-# $SPECPILOT_VENV names the environment (default .venv-test). A second run reuses it.
+# $SPECPILOT_VENV names the environment (default .venv-test); .venv-sglang is where SGLang runs. A
+# second run reuses both. $NO_SGLANG=1 does without the latter, and its tests are skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/venv.sh
@@ -13,6 +14,9 @@ venv="${SPECPILOT_VENV:-.venv-test}"
 unset SPECPILOT_VENV
 ensure_venv "$venv" torch,report,test
 venv="$(cd "$venv" && pwd)"
+if [ -z "${NO_SGLANG:-}" ]; then
+  ensure_sglang_venv .venv-sglang
+fi
 export PATH="$venv/bin:$PATH" PIP_DISABLE_PIP_VERSION_CHECK=1
 
 step() { echo "== $*" >&2; "$@"; }

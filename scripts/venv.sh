@@ -32,3 +32,28 @@ ensure_venv() {
   "$folder/bin/python" -m pip install -qq -e ".[$extras]" >&2 || return 3
   echo "$stamp" > "$folder/.stamp"
 }
+
+# SGLang on a CPU, for tests/sglang: an environment of its own, since SGLang pins most of what the
+# test suite leaves open. Every package has its version, so that nothing but torch is resolved,
+# whose CUDA builds need more packages than its CPU builds.
+#
+#   ensure_sglang_venv FOLDER
+ensure_sglang_venv() {
+  local folder="$1" python="${PYTHON:-python3}" engine=tests/sglang/cpu_engine stamp
+  stamp="$( { cat pyproject.toml "$engine/requirements.txt"; "$python" -VV
+    echo "$SPECPILOT_CPU_TORCH $PWD"; } | sha256sum | cut -d' ' -f1)"
+  if [ -x "$folder/bin/specpilot" ] && [ "$(cat "$folder/.stamp" 2>/dev/null)" = "$stamp" ]; then
+    return 0
+  fi
+  echo "setting up $folder (once)" >&2
+  rm -f "$folder/.stamp"
+  "$python" -m venv "$folder" || return 3
+  local install=("$folder/bin/python" -m pip install -qq --no-compile)
+  "${install[@]}" "$SPECPILOT_CPU_TORCH" >&2 || return 3
+  "${install[@]}" --no-deps -r "$engine/requirements.txt" >&2 || return 3
+  "${install[@]}" --no-deps -e . >&2 || return 3
+  # compiles what servers import, a third of all modules, whatever the shell says about that
+  PYTHONDONTWRITEBYTECODE="" PYTHONPATH="$engine/site" SGLANG_USE_CPU_ENGINE=1 \
+    "$folder/bin/python" -W ignore "$engine/imports.py" >&2 || return 3
+  echo "$stamp" > "$folder/.stamp"
+}

@@ -166,7 +166,7 @@ def rendered() -> dict[Path, str]:
     return {
         page: with_tables(
             with_texts(page.read_text(encoding="utf-8"), texts),
-            tables(dict(measured("w12_gemm_h200"))),
+            tables(dict(measured("w12_gemm_h200")), dict(measured("w12_counters_h200"))),
         ),
         readme: with_rows(readme.read_text(encoding="utf-8"), readme_rows()),
     }

@@ -7,13 +7,16 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specpilot_cli.doctor.cuda_driver import cuda_devices
+from specpilot_cli.schema.prompts import Prompt
 
 _NO_DEVICE = "no CUDA device"
 _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
@@ -77,6 +80,45 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def repo() -> Path:
     """The repository's root folder."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def specpilot_json(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Runs `specpilot ... --json` as a process of its own: its exit code and its one document."""
+
+    folder = tmp_path_factory.mktemp("cwd")
+
+    def run(*words: object) -> tuple[int, dict[str, Any]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "specpilot_cli", *(str(word) for word in words), "--json"],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            timeout=240,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def prompt_file(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Sequence[Prompt]], Path]:
+    """Writes prompts to a JSONL file."""
+
+    def write(prompts: Sequence[Prompt]) -> Path:
+        path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+        path.write_text("".join(f"{prompt.model_dump_json()}\n" for prompt in prompts))
+        return path
+
+    return write
 
 
 @pytest.fixture

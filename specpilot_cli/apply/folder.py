@@ -56,6 +56,17 @@ def run_folder(out: Path | None, name: str, reporter: Reporter) -> Iterator[Path
         raise
 
 
+def serving_folder(out: Path | None, name: str) -> Path:
+    """A new folder for a server that stays: its logs and its plugin's configuration, no result.
+
+    Raises `InputError` for an `out` that is in use.
+    """
+    folder = (out or default_folder(name)).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"`{folder}` is in use", where="--out", hint="name a new folder")
+    return folder
+
+
 def default_folder(name: str) -> Path:
     """Where a run that starts now goes without `--out`."""
     return _PARENT / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -102,6 +113,10 @@ def _try_claim(folder: Path, name: str) -> bool:
         # exclusive: of two runs that both saw an empty folder, one gets it
         with (folder / MARKER).open("x", encoding="utf-8") as marker:
             marker.write(text)
+        # a run that began and ended since the look above took its marker away, not its files
+        if [path.name for path in folder.iterdir()] != [MARKER]:
+            (folder / MARKER).unlink()
+            return False
     except FileExistsError:
         return False
     except OSError as error:

@@ -11,13 +11,14 @@ from specpilot_cli.io.yaml_file import read_yaml_model
 from specpilot_cli.paths import bundled
 from specpilot_cli.schema.prompts import Prompt
 from specpilot_cli.schema.recipe import Recipe, RecipeHead
+from specpilot_cli.schema.sglang_recipe import SglangRecipe
 
 RECIPE_FILE = "recipe.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """A recipe with the absolute paths of what it names."""
+    """A recipe for the reference engine with the absolute paths of what it names."""
 
     recipe: Recipe
     path: Path
@@ -25,6 +26,15 @@ class LoadedRecipe:
     drafter: Path
     dev: Path
     unseen: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSglangRecipe:
+    """A recipe of an SGLang deployment; its models are looked for later, by path or hub id."""
+
+    recipe: SglangRecipe
+    path: Path
+    unseen: Path | None
 
 
 def recipe_names() -> list[str]:
@@ -58,35 +68,44 @@ def find_recipe(name: str) -> Path:
     return bundled("recipes") / name / RECIPE_FILE
 
 
-def load_recipe(name: str) -> LoadedRecipe:
-    """Read a recipe and check that every file it names is there.
+def load_recipe(name: str) -> LoadedRecipe | LoadedSglangRecipe:
+    """Read a recipe of either engine, and check that the files it must have are there.
 
-    Raises `InputError` with `file:line` for a bad recipe, and for one that this version cannot
-    apply.
+    Raises `InputError` with `file:line` for a bad recipe.
     """
     path = find_recipe(name)
-    read_yaml_model(path, RecipeHead)
+    head = read_yaml_model(path, RecipeHead)
+    if head.engine == "sglang":
+        return _load_sglang(path)
     recipe = read_yaml_model(path, Recipe)
-
-    def existing(relative: str, key: str, *, is_folder: bool) -> Path:
-        found = (path.parent / relative).resolve()
-        if not (found.is_dir() if is_folder else found.is_file()):
-            kind = "folder" if is_folder else "file"
-            raise InputError(
-                f"missing {kind}: `{found}`",
-                where=f"{path}: {key}",
-                hint="paths in a recipe are relative to the recipe's own folder",
-            )
-        return found
-
     return LoadedRecipe(
         recipe=recipe,
         path=path,
-        target=existing(recipe.models.target, "models.target", is_folder=True),
-        drafter=existing(recipe.models.drafter, "models.drafter", is_folder=True),
-        dev=existing(recipe.prompts.dev, "prompts.dev", is_folder=False),
-        unseen=existing(recipe.prompts.unseen, "prompts.unseen", is_folder=False),
+        target=_existing(path, recipe.models.target, "models.target", is_folder=True),
+        drafter=_existing(path, recipe.models.drafter, "models.drafter", is_folder=True),
+        dev=_existing(path, recipe.prompts.dev, "prompts.dev", is_folder=False),
+        unseen=_existing(path, recipe.prompts.unseen, "prompts.unseen", is_folder=False),
     )
+
+
+def _load_sglang(path: Path) -> LoadedSglangRecipe:
+    recipe = read_yaml_model(path, SglangRecipe)
+    unseen = None
+    if recipe.prompts is not None:
+        unseen = _existing(path, recipe.prompts.unseen, "prompts.unseen", is_folder=False)
+    return LoadedSglangRecipe(recipe, path, unseen)
+
+
+def _existing(recipe: Path, relative: str, key: str, *, is_folder: bool) -> Path:
+    found = (recipe.parent / relative).resolve()
+    if not (found.is_dir() if is_folder else found.is_file()):
+        kind = "folder" if is_folder else "file"
+        raise InputError(
+            f"missing {kind}: `{found}`",
+            where=f"{recipe}: {key}",
+            hint="paths in a recipe are relative to the recipe's own folder",
+        )
+    return found
 
 
 def take_per_benchmark(prompts: list[Prompt], count: int) -> list[Prompt]:

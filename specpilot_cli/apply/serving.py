@@ -1,69 +1,99 @@
-"""Launching the systems of a recipe, and making sure that each runs what was asked for."""
+"""Launching the servers of a run, whatever engine they run, and making sure each is ours."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from specpilot_cli.engines.base import EngineClient
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.process import ServerProcess, bind_port
-from specpilot_cli.engines.reference.launch import serve_command
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.errors import MachineError, SpecPilotError
-from specpilot_cli.schema.recipe import RecipeRegime
 from specpilot_cli.ui import Reporter
 
-_READY_S = 120.0
-_REQUEST_S = 120.0
 # A broken connection is seen before the process that broke it is gone.
 _DEATH_S = 2.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class SystemPlan:
-    """One server: what it loads and how it decodes. `name` is its role in the benchmark."""
+class ServerPlan(Protocol):
+    """One server of a run. `name` is its role in the benchmark, `label` what people call it."""
 
-    name: str
-    label: str
-    target: Path
-    drafter: Path | None
-    spec: SpecConfig
-    weight_format: str
-    fault: LogitFault | None = None
+    @property
+    def name(self) -> str:
+        """Role: baseline, candidate, ar."""
+        ...
 
-    def command(self, regime: RecipeRegime, port: int) -> list[str]:
-        """The `specpilot serve` command line."""
-        return serve_command(
-            self.target,
-            self.drafter,
-            self.spec,
-            port=port,
-            threads=regime.threads,
-            dtype=regime.dtype,
-            fault=self.fault,
-        )
+    @property
+    def label(self) -> str:
+        """What errors and tables call it."""
+        ...
 
-    def describe(self) -> dict[str, Any]:
-        """What a server of this plan must say about itself."""
-        return {
-            **self.spec.describe(),
-            "weight_format": self.weight_format,
-            "fault": None if self.fault is None else self.fault.describe(),
-        }
+    @property
+    def host(self) -> str:
+        """The address that it listens on."""
+        ...
+
+    @property
+    def ready_timeout_s(self) -> float:
+        """How long its start may take."""
+        ...
+
+    @property
+    def request_timeout_s(self) -> float:
+        """How long one request may take."""
+        ...
+
+    def command(self, port: int) -> list[str]:
+        """Its command line."""
+        ...
+
+    def environment(self) -> Mapping[str, str]:
+        """Variables that it gets beside the inherited ones."""
+        ...
+
+    def check(self, server: ServerProcess, info: Mapping[str, Any]) -> None:
+        """The handshake: raise `MachineError` unless it runs what was asked for."""
+        ...
+
+    def meaning(self, log_path: Path) -> str | None:
+        """What its log says about a failure, or None."""
+        ...
+
+
+class Servers(Protocol):
+    """The servers of a run as the gates see them, running at the same time or by turns."""
+
+    @property
+    def engines(self) -> Mapping[str, EngineClient]:
+        """A client for each, by system name."""
+        ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Work with the servers; if it fails and one of them has died, say that instead."""
+        ...
+
+    def check_after_failure(self) -> None:
+        """Raise `MachineError` for a server that has died, or is dying right now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The servers of one run and a client for each, by system name."""
+    """The servers of one run and a client for each, by system name.
+
+    infos: what each server said in the handshake.
+    """
 
     servers: Mapping[str, ServerProcess]
     engines: Mapping[str, HttpEngine]
+    infos: Mapping[str, Mapping[str, Any]]
+    plans: Mapping[str, ServerPlan]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -74,23 +104,23 @@ class Fleet:
             self.check_after_failure()
             raise
 
+    def check(self) -> None:
+        """Raise `MachineError` with the end of the log of a server that has died."""
+        for name, server in self.servers.items():
+            with explained(self.plans[name], server.log_path):
+                server.check()
+
     def check_after_failure(self) -> None:
-        """Raise `MachineError` with the end of the log of a server that has died, or dies now."""
+        """`check`, and once more for a server that is dying right now."""
         deadline = time.monotonic() + _DEATH_S
         while time.monotonic() < deadline:
-            for server in self.servers.values():
-                server.check()
+            self.check()
             time.sleep(_POLL_S)
 
 
 @contextmanager
 def launch(
-    plans: Sequence[SystemPlan],
-    regime: RecipeRegime,
-    logs: Path,
-    *,
-    first_port: int | None,
-    reporter: Reporter,
+    plans: Sequence[ServerPlan], logs: Path, *, first_port: int | None, reporter: Reporter
 ) -> Iterator[Fleet]:
     """Start every system, check the handshake, and stop them all at the end.
 
@@ -100,68 +130,89 @@ def launch(
     """
     servers: dict[str, ServerProcess] = {}
     engines: dict[str, HttpEngine] = {}
+    infos: dict[str, Mapping[str, Any]] = {}
     with ExitStack() as stack:
         for index, plan in enumerate(plans):
             wanted = 0 if first_port is None else first_port + index
-            with _held_port(wanted) as port:
-                reporter.note(f"starting {plan.label} on port {port}")
-                server = stack.enter_context(
-                    ServerProcess(
-                        plan.command(regime, port),
-                        port=port,
-                        log_path=logs / f"{plan.name}.log",
-                        name=f"{plan.label} server",
-                        ready_timeout_s=_READY_S,
-                        reporter=reporter,
-                    )
-                )
-            name = f"{plan.label} server"
-            engine = stack.enter_context(HttpEngine(server.base_url, _REQUEST_S, name=name))
-            info = engine.server_info()
-            check_owner(plan, server, info)
-            check_handshake(plan, info)
-            servers[plan.name], engines[plan.name] = server, engine
-        yield Fleet(servers, engines)
-
-
-def check_owner(plan: SystemPlan, server: ServerProcess, info: Mapping[str, Any]) -> None:
-    """Raise `MachineError` if a stranger answers on the port that the server was given."""
-    pid = info.get("pid")
-    if not isinstance(pid, int) or not server.owns(pid):
-        raise MachineError(
-            f"port {server.port} is answered by a process that is not the {plan.label} server",
-            hint="another program took the port; try again, or choose another --port",
-        )
-
-
-def check_handshake(plan: SystemPlan, info: Mapping[str, Any]) -> None:
-    """Compare what the server says it runs with what was asked for.
-
-    An engine that silently falls back to stock would make every later number a lie about stock.
-    Raises `MachineError` naming the first difference.
-    """
-    state = info.get("specpilot")
-    if not isinstance(state, Mapping):
-        raise MachineError(
-            f"the {plan.label} server does not say which mechanisms are active",
-            hint="is it a server of this version of specpilot?",
-        )
-    for key, wanted in plan.describe().items():
-        if key not in state or state[key] != wanted:
-            raise MachineError(
-                f"the {plan.label} server runs {key}={state.get(key)!r}, asked for {wanted!r}",
-                hint="its log names the reason; no result was written",
+            server = stack.enter_context(
+                started(plan, logs / f"{plan.name}.log", port=wanted, reporter=reporter)
             )
+            engine = stack.enter_context(client(plan, server))
+            infos[plan.name] = shaken(plan, server, engine)
+            servers[plan.name], engines[plan.name] = server, engine
+        yield Fleet(servers, engines, infos, {plan.name: plan for plan in plans})
 
 
 @contextmanager
-def _held_port(wanted: int) -> Iterator[int]:
+def started(
+    plan: ServerPlan, log_path: Path, *, port: int, reporter: Reporter
+) -> Iterator[ServerProcess]:
+    """One server that is ready, on `port` (0: a free one); stopped at the end."""
+    with ExitStack() as stack:
+        with _held_port(port, plan.host) as taken, explained(plan, log_path):
+            reporter.note(f"starting {plan.label} on port {taken}")
+            server = stack.enter_context(
+                ServerProcess(
+                    plan.command(taken),
+                    port=taken,
+                    host=plan.host,
+                    log_path=log_path,
+                    name=f"{plan.label} server",
+                    env=plan.environment(),
+                    ready_timeout_s=plan.ready_timeout_s,
+                    reporter=reporter,
+                )
+            )
+        yield server
+
+
+def client(plan: ServerPlan, server: ServerProcess) -> HttpEngine:
+    """A client of a started server."""
+    return HttpEngine(server.base_url, plan.request_timeout_s, name=f"{plan.label} server")
+
+
+def shaken(plan: ServerPlan, server: ServerProcess, engine: HttpEngine) -> Mapping[str, Any]:
+    """The handshake of a started server; what it says of itself."""
+    try:
+        info = engine.server_info()
+        if server.listens() is False:
+            raise not_ours(plan.label, server.port)
+        plan.check(server, info)
+    except SpecPilotError:
+        with explained(plan, server.log_path):
+            server.check()  # it may have died meanwhile, which explains the rest
+        raise
+    return info
+
+
+def not_ours(label: str, port: int) -> MachineError:
+    """That a stranger answers on the port that a server was given."""
+    return MachineError(
+        f"port {port} is answered by a process that is not the {label} server",
+        hint="another program took the port; try again, or choose another --port",
+    )
+
+
+@contextmanager
+def explained(plan: ServerPlan, log_path: Path) -> Iterator[None]:
+    """Let a `MachineError` about the server say what its log means, where the log is plain."""
+    try:
+        yield
+    except MachineError as error:
+        meaning = plan.meaning(log_path)
+        if meaning is not None:
+            error.hint = f"{meaning}; the whole log is in {log_path}"
+        raise
+
+
+@contextmanager
+def _held_port(wanted: int, host: str = "127.0.0.1") -> Iterator[int]:
     """A free port (`wanted` 0), kept from other runs until the server listens on it; or `wanted`.
 
     On Linux a bound socket that does not listen keeps the system from giving the port to anyone
     who asks for a free one, and does not hinder a server that asks for this one.
     """
-    with bind_port(wanted) as held:
+    with bind_port(wanted, host=host) as held:
         port = int(held.getsockname()[1])
         if sys.platform != "linux":
             held.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpilot_cli.ceiling.factors import Ceiling, DeviceKind, FactorName
-from specpilot_cli.schema.step_profile import KernelClassName
+from specpilot_cli.schema.step_profile import KernelClassName, StepProfile
 from specpilot_cli.units import format_percent, format_seconds
 
 # The engine of this repository, by its name in step profiles. It is written to be read: its
@@ -100,6 +100,29 @@ def overhead_note(ceiling: Ceiling) -> str | None:
     return (
         f"the overhead factor is below 1: the profiled steps ran {slower} slower than the plain "
         f"ones, which is {cause}"
+    )
+
+
+def period_note(profile: StepProfile) -> str | None:
+    """How much of the time outside the profile a trace shows at all; None without a trace.
+
+    Between profiled steps the GPU idles for a while that the trace does show. What the step takes
+    beyond that was seen by the client only.
+    """
+    if profile.trace is None or profile.t_step_s is None:
+        return None
+    idle = max(0.0, profile.trace.period_s - profile.t_prof_s)
+    hidden = profile.t_step_s - profile.trace.period_s
+    if hidden <= 0:
+        return (
+            f"profiled steps followed each other every {format_seconds(profile.trace.period_s)}, "
+            "slower than the timed ones: the profiler's own cost is in the trace's gaps"
+        )
+    return (
+        f"of the time outside the profile the trace shows {format_seconds(idle)}, in which the GPU "
+        f"idles between steps; {format_seconds(hidden)} a step were seen by the client only "
+        "(scheduling that the profiled steps overlapped, the prompt, the reply's way back, or "
+        "fewer tokens per step than the timing assumed)"
     )
 
 

@@ -6,11 +6,12 @@ replay itself lives elsewhere and hands its numbers over as `ReplayedTaus`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specpilot_cli.ceiling.advice import Advice, advise
+from specpilot_cli.ceiling.advice import Advice, advise, period_note
 from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
-from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
+from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
+from specpilot_cli.ceiling.levers import Lever, find_levers
 from specpilot_cli.ceiling.peaks import Peaks
 from specpilot_cli.ceiling.speedup import (
     SpeedupPoint,
@@ -19,6 +20,7 @@ from specpilot_cli.ceiling.speedup import (
     speedup_at,
     speedup_curve,
 )
+from specpilot_cli.ceiling.step_times import with_step_time
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 
@@ -28,12 +30,14 @@ class ReplayedTaus:
     """Tokens per step from replay of one recording.
 
     `trees` are best-first trees by node budget; `current` is the profiled system's own policy at
-    its own budget, if it was replayed; `source` says how the anchors were chosen.
+    its own budget, if it was replayed; `source` says how the anchors were chosen. `oracle` keeps
+    accepting while the target's token is among the candidates.
     """
 
     trees: tuple[TauPoint, ...]
     current: TauPoint | None
     source: str
+    oracle: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class CeilingAnswer:
 
     `measured` repeats the ceiling with measured peaks where the device has both kinds.
     `speedups` is empty without lattices and step times (`curve`); `now` is the profiled system's
-    own policy under the same step times, if it was replayed.
+    own policy under the same step times, if it was replayed. `step_time_source` says who timed the
+    step; `levers` are projections of what single mechanisms would change.
     """
 
     profile: StepProfile
@@ -67,6 +72,8 @@ class CeilingAnswer:
     speedups: tuple[SpeedupPoint, ...]
     now: SpeedupPoint | None
     curve: StepTimeCurve | None
+    step_time_source: str = "timed with the profile"
+    levers: tuple[Lever, ...] = ()
 
 
 def answer_ceiling(
@@ -77,45 +84,76 @@ def answer_ceiling(
     tau: float | None = None,
     tau_best: float | None = None,
     curve: StepTimeCurve | None = None,
-    full_peak: bool = False,
+    rule: FloorRule = PAPER_RULE,
+    oracle: bool = False,
 ) -> CeilingAnswer:
     """Ceiling of `profile` on `peaks` with all that is known about tokens per step.
 
+    With `oracle` the best τ is the oracle's, as in the paper's Appendix B, not the best tree's.
     Raises `InputError` for options that exclude each other or miss what they need.
     """
     if replayed is not None and tau_best is not None:
         raise InputError(
             "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
         )
-    if curve is not None and replayed is None:
+    profile, timed = _timed(profile, curve)
+    if curve is not None and replayed is None and not timed:
         raise InputError(
             "step times need tokens per step at several node budgets",
             where="--step-times",
             hint="add --lattices FILE",
         )
-    speedups: tuple[SpeedupPoint, ...] = ()
-    now = None
-    if curve is not None and replayed is not None:
-        speedups = speedup_curve(replayed.trees, curve)
-        if replayed.current is not None:
-            now = speedup_at(curve, replayed.current.n_nodes, tau=replayed.current.tau)
+    speedups, now = _speedups(replayed, curve)
     tokens = _token_counts(profile, replayed, speedups, tau=tau, tau_best=tau_best)
-    rule = FULL_PEAK if full_peak else PAPER_RULE
+    if oracle:
+        tokens = _with_oracle(tokens, replayed)
 
     def with_peaks(chosen: Peaks) -> Ceiling:
         return measure_ceiling(profile, chosen, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule)
 
     ceiling, other = with_peaks(peaks), peaks.as_measured()
+    trees = () if replayed is None else replayed.trees
     return CeilingAnswer(
         profile=profile,
         tokens=tokens,
         ceiling=ceiling,
         measured=None if other is None else with_peaks(other),
-        advice=advise(ceiling, best_nodes=tokens.best_nodes),
+        advice=_advice(profile, ceiling, tokens),
         speedups=speedups,
         now=now,
-        curve=curve,
+        curve=curve if replayed is not None else None,
+        step_time_source=timed or "timed with the profile",
+        levers=find_levers(profile, ceiling, tau=tokens.tau, curve=curve, trees=trees),
     )
+
+
+def _speedups(
+    replayed: ReplayedTaus | None, curve: StepTimeCurve | None
+) -> tuple[tuple[SpeedupPoint, ...], SpeedupPoint | None]:
+    """Eq. 3 at every replayed budget, and of the profiled system's own policy."""
+    if curve is None or replayed is None:
+        return (), None
+    own = replayed.current
+    now = None if own is None else speedup_at(curve, own.n_nodes, tau=own.tau)
+    return speedup_curve(replayed.trees, curve), now
+
+
+def _advice(profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts) -> Advice:
+    found = advise(ceiling, best_nodes=tokens.best_nodes)
+    note = period_note(profile)
+    return found if note is None else replace(found, notes=(*found.notes, note))
+
+
+def _timed(profile: StepProfile, curve: StepTimeCurve | None) -> tuple[StepProfile, str]:
+    """`profile` with its step time, and where that is from if not from the profile itself.
+
+    Raises `InputError` where neither states it: a trace's own time is never taken.
+    """
+    if profile.t_step_s is not None:
+        return profile, ""
+    if curve is None:
+        return profile, f"{profile.step_s:g}"  # raises, naming what is missing
+    return with_step_time(profile, curve), f"{curve.name}: {curve.source}"
 
 
 def _token_counts(
@@ -137,6 +175,20 @@ def _token_counts(
     top = max(replayed.trees, key=lambda point: (point.tau, -point.n_nodes))
     why = f"best-first tree with most tokens per step, {replayed.source}"
     return TokenCounts(now, source, top.tau, why, top.n_nodes)
+
+
+def _with_oracle(tokens: TokenCounts, replayed: ReplayedTaus | None) -> TokenCounts:
+    if replayed is not None and replayed.oracle is not None:
+        best, source = replayed.oracle, f"oracle over the candidates, {replayed.source}"
+    elif tokens.tau_best is not None:
+        best, source = tokens.tau_best, "the oracle's, given with --tau-best"
+    else:
+        raise InputError(
+            "the oracle's tau needs recorded candidates, or its value",
+            where="--tau oracle",
+            hint="add --lattices FILE, or --tau-best X with the oracle's tau",
+        )
+    return TokenCounts(tokens.tau, tokens.tau_source, best, source)
 
 
 def _tau_now(

@@ -8,6 +8,7 @@ from typing import Any
 from specpilot_cli.ceiling.answer import CeilingAnswer
 from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
+from specpilot_cli.ceiling.levers import Lever
 from specpilot_cli.ceiling.speedup import SpeedupPoint, best_budget
 from specpilot_cli.schema.gpu_profile import SourcedNumber
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
@@ -34,17 +35,43 @@ def ceiling_document(answer: CeilingAnswer) -> dict[str, Any]:
         "tau_best_nodes": tokens.best_nodes,
         **_factors(answer.ceiling),
         "t_step_s": answer.ceiling.t_step_s,
+        "t_step_source": answer.step_time_source,
         "t_prof_s": answer.ceiling.t_prof_s,
         "unattributed_s": answer.ceiling.unattributed_s,
+        "split": [{"name": name, "seconds": value} for name, value in step_split(answer)],
         "classes": [_class(item) for item in answer.ceiling.classes],
         "peaks": _peaks(answer.ceiling, profile),
         "with_measured_peaks": None
         if measured is None
         else {**_factors(measured), "peaks": _peaks(measured, profile)},
         "speedup": speedup,
+        "levers": [_lever(item) for item in answer.levers],
         "headline": answer.advice.headline,
         "next_step": answer.advice.next_step,
         "notes": list(answer.advice.notes),
+    }
+
+
+def step_split(answer: CeilingAnswer) -> list[tuple[str, float]]:
+    """The whole step by the engine's passes, in seconds, and what lies outside the profile.
+
+    Empty without spans. The passes and the kernels outside of them make up the profiled step,
+    where passes do not overlap.
+    """
+    if not answer.profile.spans:
+        return []
+    named = [(span.name, span.seconds) for span in answer.profile.spans]
+    return [*named, ("outside the profile", answer.ceiling.overhead_s)]
+
+
+def _lever(item: Lever) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "basis": "projected",
+        "gain_low_ratio": item.low,
+        "gain_high_ratio": item.high,
+        "arithmetic": item.arithmetic,
+        "assumes": item.assumes,
     }
 
 

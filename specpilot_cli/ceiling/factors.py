@@ -128,11 +128,11 @@ def measure_ceiling(
     floor = sum(item.floor_s for item in classes)
     return Ceiling(
         factors=ceiling_factors(
-            profile.t_step_s, profile.t_prof_s, floor, tau=tau, tau_best=tau_best
+            profile.step_s, profile.t_prof_s, floor, tau=tau, tau_best=tau_best
         ),
         tau=tau,
         tau_best=tau_best,
-        t_step_s=profile.t_step_s,
+        t_step_s=profile.step_s,
         t_prof_s=profile.t_prof_s,
         t_floor_s=floor,
         unattributed_s=profile.unattributed_s,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specpilot_cli.ceiling.peaks import Peaks
+from specpilot_cli.schema.gpu_profile import ComputeType
 from specpilot_cli.schema.step_profile import KernelClass, KernelClassName, StepProfile
 
 FloorBound = Literal["bytes", "flops", "measured"]
@@ -68,9 +69,13 @@ def floor_s(
     )
 
 
-def _class_floor(
-    kernel: KernelClass, profile: StepProfile, peaks: Peaks, rule: FloorRule
+def class_floor(
+    kernel: KernelClass, dtype: ComputeType, peaks: Peaks, rule: FloorRule = PAPER_RULE
 ) -> ClassFloor:
+    """Floor of one class that computes in `dtype` unless it says otherwise.
+
+    Raises `InputError` if `peaks` lacks the arithmetic rate.
+    """
     byte_time = flop_time = None
     bound: FloorBound
     if kernel.bytes is not None:
@@ -78,7 +83,7 @@ def _class_floor(
     if kernel.flops == 0:
         flop_time = 0.0
     elif kernel.flops is not None:
-        rate = peaks.compute(kernel.dtype or profile.dtype)
+        rate = peaks.compute(kernel.dtype or dtype)
         flop_time = kernel.flops / (rule.flop_fraction * rate.value)
     if byte_time is None and flop_time is None:
         floor, bound = kernel.seconds, "measured"
@@ -104,4 +109,4 @@ def class_floors(
 
     Raises `InputError` if `peaks` lacks the arithmetic rate of a class.
     """
-    return tuple(_class_floor(kernel, profile, peaks, rule) for kernel in profile.classes)
+    return tuple(class_floor(kernel, profile.dtype, peaks, rule) for kernel in profile.classes)

@@ -22,7 +22,7 @@ from specpilot_cli.schema.gpu_profile import (
 )
 from specpilot_cli.schema.step_profile import StepProfile
 
-__all__ = ["Peaks", "gpu_names", "load_gpu", "load_peaks_file", "peaks_for"]
+__all__ = ["Peaks", "gpu_names", "load_gpu", "load_peaks_file", "peaks_for", "prefer"]
 
 _OTHER: dict[PeakKind, PeakKind] = {"datasheet": "measured", "measured": "datasheet"}
 
@@ -103,3 +103,20 @@ def peaks_for(profile: StepProfile, *, gpu: str | None = None, file: Path | None
         where="device.peaks",
         hint=f"name the device with --gpu ({', '.join(gpu_names())}) or pass --peaks FILE",
     )
+
+
+def prefer(peaks: Peaks, *, measured: bool) -> Peaks:
+    """`peaks` read through measured numbers first, if `measured`.
+
+    Raises `InputError` where the device has none.
+    """
+    if not measured:
+        return peaks
+    numbers = [peaks.rates.read_bytes_per_s, *peaks.rates.flops_per_s.values()]
+    if not any(number.kind == "measured" for kinds in numbers for number in kinds):
+        raise InputError(
+            f"no peak of `{peaks.title}` was measured",
+            where="--measured-peaks",
+            hint="`specpilot doctor --measure` measures the GPU of this machine",
+        )
+    return Peaks(peaks.title, peaks.rates, "measured")

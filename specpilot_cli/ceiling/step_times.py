@@ -8,7 +8,7 @@ from pathlib import Path
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.paths import bundled
-from specpilot_cli.schema.step_profile import StepTimeCurve
+from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 
 
 def step_time_names() -> list[str]:
@@ -35,3 +35,46 @@ def load_step_times(name_or_path: str) -> StepTimeCurve:
         f"no step times: `{name_or_path}` is neither a file nor a bundled curve",
         hint=f"{guess}bundled: {', '.join(names)}",
     )
+
+
+def with_step_time(profile: StepProfile, curve: StepTimeCurve) -> StepProfile:
+    """`profile` with the step time that `curve` recorded for the same step without a profiler.
+
+    Only a recorded point counts, never an interpolated one: the overhead factor is a difference
+    of a few percent. Raises `InputError` if the curve is of another engine, device, data type,
+    draft block or number of requests, or has no such point.
+    """
+    here, there = profile.device, curve.device
+    if profile.requests != 1:
+        raise InputError(
+            f"step times are of one request, the profile of {profile.requests}",
+            where=curve.name,
+            hint="profile the server with one request in flight",
+        )
+    for what, own, other in (
+        ("engine", profile.engine.name, curve.engine.name),
+        ("device", here.gpu_profile or here.name, there.gpu_profile or there.name),
+        ("data type", profile.dtype, curve.dtype),
+    ):
+        if own != other:
+            raise InputError(
+                f"the step times are of another {what}: {other}, the profile's is {own}",
+                where=curve.name,
+                hint="time the profiled server itself, without the profiler",
+            )
+    if profile.mode == "ar":
+        return profile.model_copy(update={"t_step_s": curve.ar_step_s})
+    blocks = {None, profile.draft_block}
+    found = [p for p in curve.points if p.rows == profile.rows and p.draft_block in blocks]
+    if not found:
+        known = ", ".join(_point(p.rows, p.draft_block) for p in curve.points)
+        raise InputError(
+            f"no step time recorded for {_point(profile.rows, profile.draft_block)}",
+            where=curve.name,
+            hint=f"recorded: {known}; time the profiled step without the profiler",
+        )
+    return profile.model_copy(update={"t_step_s": found[0].step_s})
+
+
+def _point(rows: int, block: int | None) -> str:
+    return f"{rows} rows" if block is None else f"{rows} rows with block {block}"

@@ -1,25 +1,21 @@
-"""`specpilot apply recipe`: prepare, serve, judge and report one deployment."""
+"""`specpilot apply`: a recipe on its engine, and a look at a server that runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
-    from specpilot_cli.apply.preflight import CheckedRecipe
-    from specpilot_cli.apply.recipes import LoadedRecipe
-    from specpilot_cli.apply.run import RecipeResult
-    from specpilot_cli.engines.reference.spec import LogitFault
-    from specpilot_cli.schema.result import Envelope
+    from specpilot_cli.apply.recipes import LoadedRecipe, LoadedSglangRecipe
 
 app = typer.Typer(no_args_is_help=True, help="Apply validated mechanisms to a deployment.")
 
-_SIZE = "Size"
-_FAULT = "Fault injection (to see an audit reject)"
+_SIZE, _SGLANG = "Size", "Recipes for SGLang"
+_FAULT = "Fault injection (recipes for the reference engine)"
 
 NameArgument = Annotated[
     str | None, typer.Argument(metavar="NAME", help="A bundled recipe, or a path to one.")
@@ -46,6 +42,38 @@ PortOption = Annotated[
     int | None,
     typer.Option(min=1, max=65533, help="First of three ports; default: free ones."),
 ]
+
+
+def _sglang(help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(metavar=metavar, help=help_text, rich_help_panel=_SGLANG)
+
+
+SystemOption = Annotated[
+    Literal["stock", "tuned", "both"] | None,
+    _sglang("Which servers; default: both, with --serve or --emit tuned."),
+]
+ServeFlag = Annotated[
+    bool,
+    typer.Option("--serve", help="Keep one server running until Ctrl-C.", rich_help_panel=_SGLANG),
+]
+EmitOption = Annotated[
+    Literal["sh", "docker", "k8s"] | None,
+    _sglang("Write the deployment as files, and start nothing."),
+]
+HostOption = Annotated[str, _sglang("Address that servers listen on.")]
+PythonOption = Annotated[
+    str | None, _sglang("Python that has SGLang; default: the one of specpilot.", "PATH")
+]
+PromptsOption = Annotated[Path | None, _sglang("Unseen prompts for the gates (JSONL).", "FILE")]
+TargetOption = Annotated[
+    str | None, _sglang("Folder or hub id, in place of the recipe's target.", "MODEL")
+]
+DrafterOption = Annotated[
+    str | None, _sglang("Folder or hub id, in place of the recipe's drafter.", "MODEL")
+]
+GpuOption = Annotated[
+    str | None, _sglang("GPU profile to plan for with --dry-run and --emit.", "NAME")
+]
 FaultAfterOption = Annotated[
     int | None,
     typer.Option(
@@ -60,10 +88,24 @@ FaultEveryOption = Annotated[
 FaultBiasOption = Annotated[
     float, typer.Option(help="Added to the biased logits.", rich_help_panel=_FAULT)
 ]
+UrlOption = Annotated[str, typer.Option("--url", help="The server, as http://host:port.")]
+ExpectOption = Annotated[
+    list[str] | None,
+    typer.Option("--expect", metavar="MECHANISM", help="One that must be active; repeatable."),
+]
+
+# Options that only one engine's recipes have, by parameter name.
+_ONLY = {
+    "reference": ("fault_after", "fault_every", "fault_bias"),
+    "sglang": (
+        "system", "serve", "emit", "host", "python", "prompts", "target", "drafter", "gpu",
+    ),
+}  # fmt: skip
 
 
 @app.command("recipe")
 def recipe(
+    context: typer.Context,
     name: NameArgument = None,
     out: OutOption = None,
     list_known: ListFlag = False,
@@ -71,6 +113,15 @@ def recipe(
     dry_run: DryRunFlag = False,
     limit: LimitOption = None,
     port: PortOption = None,
+    system: SystemOption = None,
+    serve: ServeFlag = False,
+    emit: EmitOption = None,
+    host: HostOption = "127.0.0.1",
+    python: PythonOption = None,
+    prompts: PromptsOption = None,
+    target: TargetOption = None,
+    drafter: DrafterOption = None,
+    gpu: GpuOption = None,
     fault_after: FaultAfterOption = None,
     fault_every: FaultEveryOption = 7,
     fault_bias: FaultBiasOption = 2.0,
@@ -80,104 +131,88 @@ def recipe(
 ) -> None:
     """Find the speed, apply the mechanisms, prove the gain and the losslessness.
 
-    Converts the target to W12, records lattices, chooses the node budget, serves stock and tuned
-    side by side, runs `paired-bench` and `token-force` on unseen prompts, and writes result.json
-    and report.html.
+    Starts stock and tuned side by side, runs `paired-bench` and `token-force` on unseen prompts
+    and writes result.json. On the reference engine it also records and chooses the node budget.
 
     Examples:
 
         specpilot apply recipe demo-cpu
 
-        specpilot apply recipe demo-cpu --limit 4 --out run1 --json
-
         specpilot apply recipe demo-cpu --fault-after 48
 
-        specpilot apply recipe --list
+        specpilot apply recipe qwen3.8-27b-h200-w12 --dry-run
+
+        specpilot apply recipe qwen3.8-27b-h200-w12 --emit k8s --out deployment
     """
     if list_known:
         _list(as_json=as_json)
-        return
-    loaded = _load(name)
-    if show:
-        _show(loaded, as_json=as_json)
-        return
-    checked = _check(loaded, limit, port, _fault(fault_after, fault_every, fault_bias))
-    if dry_run:
-        _dry_run(checked, out, as_json=as_json)
-        return
-    result, envelope = _run(checked, out, quiet=quiet)
+    else:
+        _apply(context, name)
+
+
+@app.command("check")
+def check(
+    url: UrlOption,
+    expect: ExpectOption = None,
+    as_json: options.JsonFlag = False,
+    exit_zero: options.ExitZeroFlag = False,
+) -> None:
+    """Say which mechanisms a running server has active; ask nothing else of it.
+
+    Exit code 1 if one that is expected is missing, or if specpilot's plugin reports a problem.
+
+    Examples:
+
+        specpilot apply check --url http://localhost:30000
+
+        specpilot apply check --url http://localhost:30000 --expect w12 --json
+    """
+    from specpilot_cli.apply.sglang.inspect import check_server
+    from specpilot_cli.engines.http_client import HttpEngine
+    from specpilot_cli.report.json_out import build_envelope, plain
+    from specpilot_cli.report.sglang_text import print_check
+
+    with HttpEngine(url, 60.0) as engine:
+        found = check_server(engine, url, expect or ())
     options.finish(
-        envelope,
+        build_envelope("apply check", plain(found), verdict=found.verdict),
         as_json=as_json,
-        # no gain may be fine for a caller; tokens that are not the target's never are
-        exit_zero=exit_zero and result.verdict != "reject",
-        text=lambda: _print(result),
+        exit_zero=exit_zero,
+        text=lambda: print_check(found),
     )
 
 
-def _load(name: str | None) -> LoadedRecipe:
-    from specpilot_cli.apply.recipes import load_recipe
+def _apply(context: typer.Context, name: str | None) -> None:
+    from specpilot_cli.apply.recipes import LoadedSglangRecipe, load_recipe
+    from specpilot_cli.commands import apply_reference, apply_sglang
     from specpilot_cli.errors import InputError
 
     if name is None:
         raise InputError("which recipe? NAME is missing", hint="see them with --list")
-    return load_recipe(name)
+    loaded, given = load_recipe(name), context.params
+    if given["show"]:
+        _show(loaded, as_json=given["as_json"])
+        return
+    _refuse_other_options(context, loaded.recipe.engine)
+    if isinstance(loaded, LoadedSglangRecipe):
+        apply_sglang.apply(loaded, given)
+    else:
+        apply_reference.apply(loaded, given)
 
 
-def _fault(after: int | None, every: int, bias: float) -> LogitFault | None:
-    from specpilot_cli.engines.reference.spec import LogitFault
+def _refuse_other_options(context: typer.Context, engine: str) -> None:
+    """An option that the recipe's engine does not have would be ignored without a word."""
+    from specpilot_cli.errors import InputError
 
-    return None if after is None else LogitFault(after, every, bias)
-
-
-def _check(
-    loaded: LoadedRecipe, limit: int | None, port: int | None, fault: LogitFault | None
-) -> CheckedRecipe:
-    from specpilot_cli.apply.preflight import ApplySettings, check_recipe
-
-    return check_recipe(loaded, ApplySettings(limit, port, fault))
-
-
-def _run(checked: CheckedRecipe, out: Path | None, *, quiet: bool) -> tuple[RecipeResult, Envelope]:
-    from specpilot_cli.apply.folder import run_folder
-    from specpilot_cli.apply.run import apply_recipe
-    from specpilot_cli.ui import ConsoleReporter
-
-    loaded = checked.loaded
-    options.check_not_input({"--out": out}, (loaded.target, loaded.drafter))
-    with (
-        ConsoleReporter(quiet) as reporter,
-        run_folder(out, loaded.recipe.name, reporter) as folder,
-    ):
-        result = apply_recipe(checked, folder, reporter=reporter)
-        return result, _write(result)
-
-
-def _write(result: RecipeResult) -> Envelope:
-    """Report first, result last: a folder with a result is complete."""
-    from specpilot_cli.apply.folder import REPORT_FILE, RESULT_FILE
-    from specpilot_cli.io.atomic import atomic_write_text
-    from specpilot_cli.report.json_out import build_envelope, render_json
-    from specpilot_cli.report.recipe_page import render_recipe_page
-    from specpilot_cli.report.recipe_text import recipe_results
-
-    loaded = result.loaded
-    envelope = build_envelope(
-        "apply recipe",
-        recipe_results(result),
-        inputs=[loaded.path, loaded.target, loaded.drafter, loaded.dev, loaded.unseen],
-        verdict=result.verdict,
-    )
-    atomic_write_text(result.folder / REPORT_FILE, render_recipe_page(result, envelope))
-    atomic_write_text(result.folder / RESULT_FILE, render_json(envelope))
-    return envelope
-
-
-def _print(result: RecipeResult) -> None:
-    from specpilot_cli.apply.folder import REPORT_FILE
-    from specpilot_cli.report.recipe_text import print_recipe
-
-    print_recipe(result, str(result.folder / REPORT_FILE))
+    for owner, names in _ONLY.items():
+        for name in names:
+            source = context.get_parameter_source(name)
+            if owner != engine and source is not None and source.name == "COMMANDLINE":
+                raise InputError(
+                    f"recipes for the engine `{engine}` have no such option",
+                    where=f"--{name.replace('_', '-')}",
+                    hint=f"it is for recipes of the engine `{owner}`",
+                )
 
 
 def _list(*, as_json: bool) -> None:
@@ -186,20 +221,25 @@ def _list(*, as_json: bool) -> None:
     from specpilot_cli.report.tables import print_table
 
     known = [load_recipe(name).recipe for name in recipe_names()]
-    rows = [(r.name, r.title, [m.mechanism for m in r.mechanisms]) for r in known]
+    rows = [(r.name, r.engine, r.title, [m.mechanism for m in r.mechanisms]) for r in known]
     options.emit(
         build_envelope(
             "apply recipe",
-            {"recipes": [{"name": n, "title": t, "mechanisms": m} for n, t, m in rows]},
+            {
+                "recipes": [
+                    {"name": n, "engine": e, "title": t, "mechanisms": m} for n, e, t, m in rows
+                ]
+            },
         ),
         as_json=as_json,
         text=lambda: print_table(
-            ["recipe", "deployment", "mechanisms"], [(n, t, ", ".join(m)) for n, t, m in rows]
+            ["recipe", "engine", "deployment", "mechanisms"],
+            [(n, e, t, ", ".join(m)) for n, e, t, m in rows],
         ),
     )
 
 
-def _show(loaded: LoadedRecipe, *, as_json: bool) -> None:
+def _show(loaded: LoadedRecipe | LoadedSglangRecipe, *, as_json: bool) -> None:
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_line
 
@@ -208,18 +248,4 @@ def _show(loaded: LoadedRecipe, *, as_json: bool) -> None:
         build_envelope("apply recipe", {"recipe": loaded.recipe}, inputs=[loaded.path]),
         as_json=as_json,
         text=lambda: print_line(text),
-    )
-
-
-def _dry_run(checked: CheckedRecipe, out: Path | None, *, as_json: bool) -> None:
-    from specpilot_cli.apply.dry_run import plan_run
-    from specpilot_cli.apply.folder import default_folder
-    from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.report.recipe_text import print_plan
-
-    plan = plan_run(checked, (out or default_folder(checked.loaded.recipe.name)).resolve())
-    options.emit(
-        build_envelope("apply recipe", {"dry_run": plan}, inputs=[checked.loaded.path]),
-        as_json=as_json,
-        text=lambda: print_plan(plan),
     )

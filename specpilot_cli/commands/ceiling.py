@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from specpilot_cli.commands import options
+from specpilot_cli.commands.ceiling_model import ModelStep, model_ceiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specpilot_cli.ceiling.answer import CeilingAnswer, ReplayedTaus
+    from specpilot_cli.ceiling.floors import FloorRule
     from specpilot_cli.schema.step_profile import StepProfile
 
+_ORACLE = "oracle"
 _TOKENS = "Tokens per step"
 _DEVICE = "Peak rates"
+_MODEL = "Floors without a profile"
 
 ProfileArgument = Annotated[
     Path | None,
@@ -30,9 +35,12 @@ NodesOption = Annotated[
     str, typer.Option(help="Node budgets to replay, as in `replay`.", rich_help_panel=_TOKENS)
 ]
 TauOption = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        help="Tokens per step now; default: what the profile measured.", rich_help_panel=_TOKENS
+        metavar="X|oracle",
+        help="Tokens per step now, default: what the profile measured; `oracle`: compare with the "
+        "oracle's tokens, not the best tree's.",
+        rich_help_panel=_TOKENS,
     ),
 ]
 TauBestOption = Annotated[
@@ -42,7 +50,7 @@ StepTimesOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|NAME",
-        help="Step times against rows: weigh each node budget by its cost.",
+        help="Step times without profiler: the step's own, and the cost of each node budget.",
         rich_help_panel=_TOKENS,
     ),
 ]
@@ -58,36 +66,59 @@ PeaksOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Use the peaks in this file.", rich_help_panel=_DEVICE),
 ]
-FullPeakFlag = Annotated[
+MeasuredPeaksFlag = Annotated[
     bool,
     typer.Option(
-        "--full-peak",
-        help="Floors at full peaks instead of 60 % of FLOP/s and 90 % of bytes/s.",
+        "--measured-peaks",
+        help="Prefer measured peaks to the data sheet's.",
         rich_help_panel=_DEVICE,
     ),
 ]
+FloorsOption = Annotated[
+    Literal["paper", "full-peak"],
+    typer.Option(
+        help="Floors at 60 % of peak FLOP/s and 90 % of bytes/s, or at whole peaks.",
+        rich_help_panel=_DEVICE,
+    ),
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|DIR",
+        help="No profile: the floors of this model, bundled or any config.json.",
+        rich_help_panel=_MODEL,
+    ),
+]
+DrafterOption = Annotated[
+    str | None, typer.Option(metavar="NAME|DIR", help="Its drafter.", rich_help_panel=_MODEL)
+]
+RowsOption = Annotated[
+    int, typer.Option(min=1, help="Verified rows per request.", rich_help_panel=_MODEL)
+]
+BlockOption = Annotated[
+    int, typer.Option(min=0, help="Drafted block; default the rows.", rich_help_panel=_MODEL)
+]
+RequestsOption = Annotated[int, typer.Option(min=1, help="Requests.", rich_help_panel=_MODEL)]
+ContextOption = Annotated[
+    int, typer.Option(min=0, help="Committed tokens per request.", rich_help_panel=_MODEL)
+]
 ListFlag = Annotated[
-    bool, typer.Option("--list", help="List the bundled devices and step times, and stop.")
+    bool, typer.Option("--list", help="List the known devices, models and step times, and stop.")
 ]
 
 
 def ceiling(
-    profile: ProfileArgument = None,
-    lattices: LatticesOption = None,
-    nodes: NodesOption = "8,16,32,63",
-    tau: TauOption = None,
-    tau_best: TauBestOption = None,
-    step_times: StepTimesOption = None,
-    gpu: GpuOption = None,
-    peaks: PeaksOption = None,
-    full_peak: FullPeakFlag = False,
-    list_known: ListFlag = False,
-    as_json: options.JsonFlag = False,
-    output: options.OutputFile = None,
-    force: options.ForceFlag = False,
-    quiet: options.QuietFlag = False,
+    profile: ProfileArgument = None, list_known: ListFlag = False,
+    lattices: LatticesOption = None, nodes: NodesOption = "8,16,32,63", tau: TauOption = None,
+    tau_best: TauBestOption = None, step_times: StepTimesOption = None,
+    gpu: GpuOption = None, peaks: PeaksOption = None, measured_peaks: MeasuredPeaksFlag = False,
+    floors: FloorsOption = "paper",
+    target: TargetOption = None, drafter: DrafterOption = None, rows: RowsOption = 1,
+    block: BlockOption = 0, requests: RequestsOption = 1, context: ContextOption = 0,
+    as_json: options.JsonFlag = False, output: options.OutputFile = None,
+    force: options.ForceFlag = False, quiet: options.QuietFlag = False,
     verbose: options.VerboseFlag = 0,
-) -> None:
+) -> None:  # fmt: skip
     """Split the speed that a step leaves unused into tokens, kernels and overhead.
 
     Examples:
@@ -96,29 +127,87 @@ def ceiling(
 
         specpilot ceiling step.json --tau-best 6.2 --gpu h200 --json
 
-        specpilot ceiling step.json --tau-best 8.2 --full-peak -o ceiling.html
+        specpilot ceiling df8.json --step-times h200-qwen3.8-27b-dflash2-bf16 -o ceiling.html
+
+        specpilot ceiling step.json --lattices lattices.safetensors --tau oracle
+        --floors full-peak
+
+        specpilot ceiling --target qwen3.8-27b --gpu h100-sxm5 --rows 8
 
         specpilot ceiling --list
     """
-    from specpilot_cli.ceiling.answer import answer_ceiling
-    from specpilot_cli.ceiling.peaks import peaks_for
-    from specpilot_cli.ceiling.step_times import load_step_times
-    from specpilot_cli.io.json_file import read_json_model
-    from specpilot_cli.schema.step_profile import StepProfile
+    from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
 
+    rule = FULL_PEAK if floors == "full-peak" else PAPER_RULE
     given = (profile, lattices, peaks, step_times)
     options.check_output(output, force, ".html", inputs=given)
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
-    step = read_json_model(_required(profile), StepProfile)
-    curve = None if step_times is None else load_step_times(step_times)
-    chosen = peaks_for(step, gpu=gpu, file=peaks)
-    answer = answer_ceiling(
-        step, chosen, tau=tau, tau_best=tau_best, curve=curve, full_peak=full_peak,
-        replayed=_replay(lattices, nodes, step, quiet=quiet, verbose=verbose),
-    )  # fmt: skip
-    inputs = [path for path in (profile, lattices, peaks) if path is not None]
+    if target is not None:
+        _no_profile_beside(profile)
+        model = ModelStep(target, drafter, rows, block, requests, context)
+        model_ceiling(
+            model, gpu=gpu, peaks=peaks, measured=measured_peaks, rule=rule, as_json=as_json,
+            output=output, force=force,
+        )  # fmt: skip
+    path = _required(profile)
+    asked = _Asked(lattices, nodes, tau, tau_best, step_times, gpu, peaks, measured_peaks, rule)
+    answer = _answer(path, asked, quiet=quiet, verbose=verbose)
+    inputs = [item for item in (path, lattices, peaks) if item is not None]
     _finish(answer, inputs, as_json=as_json, output=output, force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The options that the answer depends on."""
+
+    lattices: Path | None
+    nodes: str
+    tau: str | None
+    tau_best: float | None
+    step_times: str | None
+    gpu: str | None
+    peaks: Path | None
+    measured_peaks: bool
+    rule: FloorRule
+
+
+def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingAnswer:
+    from specpilot_cli.ceiling.answer import answer_ceiling
+    from specpilot_cli.ceiling.peaks import peaks_for, prefer
+    from specpilot_cli.ceiling.step_times import load_step_times
+    from specpilot_cli.io.json_file import read_json_model
+    from specpilot_cli.schema.step_profile import StepProfile
+
+    step = read_json_model(path, StepProfile)
+    curve = None if asked.step_times is None else load_step_times(asked.step_times)
+    peaks = prefer(peaks_for(step, gpu=asked.gpu, file=asked.peaks), measured=asked.measured_peaks)
+    return answer_ceiling(
+        step, peaks, tau=_tau(asked.tau), tau_best=asked.tau_best, curve=curve, rule=asked.rule,
+        oracle=asked.tau == _ORACLE,
+        replayed=_replay(asked.lattices, asked.nodes, step, quiet=quiet, verbose=verbose),
+    )  # fmt: skip
+
+
+def _no_profile_beside(profile: Path | None) -> None:
+    from specpilot_cli.errors import InputError
+
+    if profile is not None:
+        raise InputError("PROFILE and --target exclude each other", hint="give one of them")
+
+
+def _tau(text: str | None) -> float | None:
+    """Tokens per step as a number; None for none and for the oracle's word."""
+    from specpilot_cli.errors import InputError
+
+    if text is None or text == _ORACLE:
+        return None
+    try:
+        return float(text)
+    except ValueError as error:
+        raise InputError(
+            f"not tokens per step: `{text}`", where="--tau", hint=f"a number, or `{_ORACLE}`"
+        ) from error
 
 
 def _required(profile: Path | None) -> Path:
@@ -152,7 +241,7 @@ def _replay(
     with ConsoleReporter(quiet, verbose) as reporter:
         result = run_replay(
             read_lattice(lattices),
-            ["chain", "best-first"],
+            ["chain", "best-first", "oracle"],
             nodes=sorted({*budgets, max(step.nodes, 1)}),
             reporter=reporter,
         )
@@ -162,6 +251,7 @@ def _replay(
         trees=tuple(TauPoint(n, trees[n]) for n in budgets),
         current=None if now is None else TauPoint(step.nodes, now),
         source=f"{result.mode} replay of {lattices}",
+        oracle=result.row("oracle", None).tau.value,
     )
 
 
@@ -189,6 +279,7 @@ def _finish(
 
 
 def _print_answer(answer: CeilingAnswer) -> None:
+    from specpilot_cli.ceiling.document import step_split
     from specpilot_cli.report import adapters
     from specpilot_cli.report.tables import Column, print_line, print_table
 
@@ -208,6 +299,13 @@ def _print_answer(answer: CeilingAnswer) -> None:
          Column(adapters.CLASS_COLUMNS[6], "right")],
         adapters.class_rows(answer.ceiling), title="kernel classes of one step",
     )  # fmt: skip
+    split = step_split(answer)
+    if split:
+        print_table(
+            ["part", Column("time", "right"), Column("of the step", "right")],
+            adapters.split_rows(split, answer.ceiling.t_step_s),
+            title=f"where the step goes (step time: {answer.step_time_source})",
+        )
     if answer.curve is not None:
         print_table(
             [Column(title, "right") for title in adapters.SPEEDUP_COLUMNS],
@@ -223,6 +321,8 @@ def _print_answer(answer: CeilingAnswer) -> None:
     print_line(f"τ now: {tokens.tau_source}; best τ: {tokens.tau_best_source}")
     for note in answer.advice.notes:
         print_line(f"note: {note}")
+    for lever in adapters.lever_rows(answer.levers):
+        print_line(f"projected: {lever[0]}: {lever[1]}: {lever[2]}")
     print_line(f"leading: {answer.advice.headline}")
     print_line(f"next: {answer.advice.next_step}")
 
@@ -230,6 +330,7 @@ def _print_answer(answer: CeilingAnswer) -> None:
 def _finish_list(*, as_json: bool, output: Path | None, force: bool) -> None:
     from specpilot_cli.ceiling.peaks import Peaks, gpu_names, load_gpu
     from specpilot_cli.ceiling.step_times import load_step_times, step_time_names
+    from specpilot_cli.models.registry import bundled_model, model_names
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
     from specpilot_cli.units import format_bandwidth
@@ -240,12 +341,14 @@ def _finish_list(*, as_json: bool, output: Path | None, force: bool) -> None:
         for gpu in known
     ]
     curves = [load_step_times(name) for name in step_time_names()]
+    models = [bundled_model(name) for name in model_names()]
 
     def text() -> None:
         print_table(["device", "what it is", "read bandwidth"], devices)
+        print_table(["model", "what it is"], [[model.name, model.title] for model in models])
         print_table(["step times", "source"], [[curve.name, curve.source] for curve in curves])
 
     options.finish(
-        build_envelope("ceiling", {"devices": known, "step_times": curves}),
+        build_envelope("ceiling", {"devices": known, "models": models, "step_times": curves}),
         as_json=as_json, output=output, force=force, text=text,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from specpilot_cli.commands import options
+from specpilot_cli.commands.profile_trace import TraceOptions, profile_server, profile_traces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 _STEP = "Step"
 _MEASUREMENT = "Measurement"
+_TRACE = "Real engine"
 _PROMPT_TOKENS = 128
 _NEW_TOKENS = 128
+_BLOCK, _NODES = 8, 16
 
 ProfileOutput = Annotated[
     Path | None,
@@ -36,10 +39,16 @@ ModeOption = Annotated[
     ),
 ]
 BlockOption = Annotated[
-    int, typer.Option(min=2, help="Draft block of that step.", rich_help_panel=_STEP)
+    int | None,
+    typer.Option(
+        min=2,
+        help="Draft block of that step; default 8, or what the trace's spans say.",
+        rich_help_panel=_STEP,
+    ),
 ]
 NodesOption = Annotated[
-    int, typer.Option(min=1, help="Nodes of a tree step.", rich_help_panel=_STEP)
+    int | None,
+    typer.Option(min=1, help="Nodes of a tree step; default 16.", rich_help_panel=_STEP),
 ]
 RowsOption = Annotated[
     str, typer.Option(help="Row counts of the step times, with commas.", rich_help_panel=_STEP)
@@ -61,34 +70,74 @@ ConcurrencyOption = Annotated[
 StepsOption = Annotated[
     int, typer.Option(min=1, help="Steps a block.", rich_help_panel=_MEASUREMENT)
 ]
+TargetOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--target",
+        metavar="DIR|NAME",
+        help="Target: its folder; for a trace also a config.json or a bundled model's name.",
+    ),
+]
+DrafterOption = Annotated[
+    Path | None,
+    typer.Option("--drafter", metavar="DIR|NAME", help="Drafter, given like the target."),
+]
+TraceOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trace",
+        metavar="FILE",
+        help="Read torch.profiler traces of SGLang instead; repeat for more files.",
+        rich_help_panel=_TRACE,
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Profile the SGLang server there, on this host, instead.", rich_help_panel=_TRACE
+    ),
+]
+TraceFolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace-dir",
+        metavar="DIR",
+        help="Where that server writes its trace; default a new folder in the temporary one.",
+        rich_help_panel=_TRACE,
+    ),
+]
+ContextOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Committed tokens per request; default what the trace says.",
+        rich_help_panel=_TRACE,
+    ),
+]
+TauOption = Annotated[
+    float | None,
+    typer.Option(min=1, help="Tokens per step, if you counted them.", rich_help_panel=_TRACE),
+]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Blocks.", rich_help_panel=_MEASUREMENT)]
 
 
 def profile(
-    target: options.TargetFolder,
-    drafter: options.OptionalDrafterFolder = None,
-    output: ProfileOutput = None,
-    step_times: StepTimesOutput = None,
-    mode: ModeOption = None,
-    block: BlockOption = 8,
-    nodes: NodesOption = 16,
-    rows: RowsOption = "1,4,8,16,32,64",
-    tree_block: TreeBlockOption = 16,
-    prompts: PromptsOption = None,
-    concurrency: ConcurrencyOption = 1,
-    steps: StepsOption = 12,
-    repeats: RepeatsOption = 7,
-    threads: options.ThreadsOption = 1,
-    dtype: options.DtypeOption = "float32",
-    seed: options.SeedOption = 0,
-    as_json: options.JsonFlag = False,
-    force: options.ForceFlag = False,
+    target: TargetOption = None, drafter: DrafterOption = None,
+    output: ProfileOutput = None, step_times: StepTimesOutput = None,
+    trace: TraceOption = None, url: UrlOption = None, trace_dir: TraceFolderOption = None,
+    context: ContextOption = None, tau: TauOption = None,
+    mode: ModeOption = None, block: BlockOption = None, nodes: NodesOption = None,
+    rows: RowsOption = "1,4,8,16,32,64", tree_block: TreeBlockOption = 16,
+    prompts: PromptsOption = None, concurrency: ConcurrencyOption = 1, steps: StepsOption = 12,
+    repeats: RepeatsOption = 7, threads: options.ThreadsOption = 1,
+    dtype: options.DtypeOption = "float32", seed: options.SeedOption = 0,
+    as_json: options.JsonFlag = False, force: options.ForceFlag = False,
     quiet: options.QuietFlag = False,
-) -> None:
-    """Take one step of the reference engine apart and time steps against verified rows.
+) -> None:  # fmt: skip
+    """Take one step apart by kernel class: of the reference engine, or of SGLang by its trace.
 
-    Bytes and FLOPs are counted from shapes, peaks are measured on this machine. Feed the files to
-    `specpilot ceiling`.
+    Bytes and FLOPs are counted from shapes. The reference engine is also timed against verified
+    rows, and its peaks are measured on this machine. Feed the files to `specpilot ceiling`.
 
     Examples:
 
@@ -97,8 +146,19 @@ def profile(
         specpilot profile --target target/ --drafter drafter/ --prompts dev.jsonl
         -o step.json --step-times times.json
 
-        specpilot profile --target target/ --mode ar --json
+        specpilot profile --trace df8.trace.json.gz --target qwen3.8-27b
+        --drafter qwen3.8-27b-dflash2 --block 8 -o step.json
+
+        specpilot profile --url http://localhost:30000 --target qwen3.8-27b -o step.json
     """
+    if trace or url is not None:
+        given = TraceOptions(
+            target, drafter, mode, block, nodes, context, tau, output, as_json, force, quiet
+        )
+        _real_engine(trace, url, given, steps, trace_dir, prompts, step_times)
+        return
+    target = _required(target)
+    block, nodes = block or _BLOCK, nodes or _NODES
     counts = _row_counts(rows, needed=step_times is not None, drafter=drafter)
     options.check_new_file(output, ".json", where="-o", force=force)
     options.check_new_file(step_times, ".json", where="--step-times", force=force)
@@ -111,6 +171,41 @@ def profile(
     _write(step, output, curve, step_times, force=force)
     inputs = [path for path in (target, drafter, prompts) if path is not None]
     _emit(step, curve, inputs, seed, as_json=as_json)
+
+
+def _real_engine(
+    trace: list[Path] | None,
+    url: str | None,
+    given: TraceOptions,
+    steps: int,
+    trace_dir: Path | None,
+    prompts: Path | None,
+    step_times: Path | None,
+) -> None:
+    from specpilot_cli.errors import InputError
+
+    if trace and url is not None:
+        raise InputError("--trace and --url exclude each other", hint="give one of them")
+    if step_times is not None:
+        raise InputError(
+            "a trace gives no step times: the profiler changes them",
+            where="--step-times",
+            hint="time the server without the profiler, for example with `specpilot paired-bench`",
+        )
+    if url is not None:
+        profile_server(url, given, steps=steps, folder=trace_dir, prompts=prompts)
+    else:
+        profile_traces(trace or [], given)
+
+
+def _required(target: Path | None) -> Path:
+    from specpilot_cli.errors import InputError
+
+    if target is None:
+        raise InputError(
+            "nothing to profile", where="--target", hint="give --target DIR, --trace FILE or --url"
+        )
+    return target
 
 
 def _load(
@@ -189,7 +284,7 @@ def _print(step: StepProfile, curve: StepTimeCurve | None) -> None:
     from specpilot_cli.report.tables import print_line, print_table
 
     print_line(
-        f"{step.mode}, {step.rows} rows: {step.t_step_s * 1e3:.2f} ms a step "
+        f"{step.mode}, {step.rows} rows: {step.step_s * 1e3:.2f} ms a step "
         f"({step.t_prof_s * 1e3:.2f} ms with timers, {step.unattributed_s * 1e3:.2f} ms of "
         "it outside every class)"
     )

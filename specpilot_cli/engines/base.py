@@ -20,7 +20,8 @@ class GenerateRequest:
 
     Give `input_ids`, or leave them empty and give `text`: the server then tokenises and
     must report the prompt ids it used. `top_logprobs` > 0 also asks for the decode-path
-    log-probabilities of that many best tokens at each output position.
+    log-probabilities of that many best tokens at each output position. `rid`: the name under
+    which an SGLang server keeps the request; None lets the server choose.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class GenerateRequest:
     text: str | None = None
     ignore_eos: bool = False
     top_logprobs: int = 0
+    rid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

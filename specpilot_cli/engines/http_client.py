@@ -19,7 +19,7 @@ import httpx
 
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
-from specpilot_cli.engines.http_parts import checked_url, first_error, status_text
+from specpilot_cli.engines.http_parts import checked_url, drain, first_error, status_text
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 _CONTROL_TIMEOUT_S = 60.0  # at most; a shorter limit of requests holds here too
 _CONNECT_TIMEOUT_S = 5.0
-_DRAIN_TIMEOUT_S = 0.5
+_IDLE_TIMEOUT_S = 5.0
 # Servers drop idle connections after 5 s (uvicorn's default). Dropping ours earlier means that
 # no request is ever sent on a connection that is just being closed, and lost without a retry.
 _KEEPALIVE_S = 2.0
@@ -115,14 +115,22 @@ class AsyncHttpEngine:
             return wire.decode_json(response.content, "server_info")
 
     async def flush_cache(self) -> None:
-        """Empty the prefix cache; the server refuses while requests run."""
-        response = await self._control("POST", "/flush_cache")
-        if response.status_code != httpx.codes.OK:
-            raise MeasurementInvalid(
-                f"{self._who} did not flush its cache: "
-                f"{status_text(response.status_code, response.content)}",
-                hint="another client may be using the server; measure on an idle one",
-            )
+        """Empty the prefix cache; the server refuses while requests run.
+
+        SGLang takes a request for running until the loop after its last pass: refusals may pass.
+        """
+        deadline_s = time.monotonic() + min(_IDLE_TIMEOUT_S, self._timeouts.request_s)
+        while True:
+            response = await self._control("POST", "/flush_cache")
+            if response.status_code == httpx.codes.OK:
+                return
+            if response.status_code != httpx.codes.BAD_REQUEST or time.monotonic() > deadline_s:
+                reason = status_text(response.status_code, response.content)
+                raise MeasurementInvalid(
+                    f"{self._who} did not flush its cache: {reason}",
+                    hint="another client may be using the server; measure on an idle one",
+                )
+            await asyncio.sleep(0.05)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Stream one greedy answer and check it."""
@@ -233,7 +241,7 @@ class AsyncHttpEngine:
             for event in parser.feed(raw, time.monotonic()):
                 last_event_s = event.last_byte_s
                 if event.payload == b"[DONE]":
-                    await _drain(chunks)
+                    await drain(chunks)
                     return
                 yield event
 
@@ -386,11 +394,3 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(report)
     return loop
-
-
-async def _drain(chunks: AsyncIterator[bytes]) -> None:
-    """Read the end of a finished body, so that the connection can serve the next request."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DRAIN_TIMEOUT_S):
-            async for _ in chunks:
-                pass

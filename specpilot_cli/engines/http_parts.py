@@ -1,10 +1,16 @@
-"""Small parts of the HTTP client: a server's URL, error texts, one error out of many."""
+"""Small parts of the HTTP client: a URL, error texts, one error out of many, the rest of a body."""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import httpx
 
 from specpilot_cli.errors import InputError, MachineError
+
+_DRAIN_TIMEOUT_S = 0.5
 
 
 def checked_url(base_url: str) -> str:
@@ -45,3 +51,11 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
     walk(errors)
     return next((error for error in flat if isinstance(error, MachineError)), flat[0])
+
+
+async def drain(chunks: AsyncIterator[bytes]) -> None:
+    """Read the end of a finished body, so that the connection can serve the next request."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_TIMEOUT_S):
+            async for _ in chunks:
+                pass

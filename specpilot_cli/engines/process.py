@@ -21,11 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from specpilot_cli.engines.listeners import listens
 from specpilot_cli.errors import MachineError
 from specpilot_cli.ui import Reporter, SilentReporter
 
 _GUARD = Path(__file__).with_name("guard.py")
-_LOG_LINES = 15
+_LOG_LINES, _LOG_WIDTH = 15, 300
 _POLL_S = 0.1
 _NOTE_EVERY_S = 15.0
 
@@ -79,6 +80,10 @@ class ServerProcess:
             return os.getsid(pid) == self._process.pid
         except (ProcessLookupError, PermissionError, OverflowError):
             return False
+
+    def listens(self) -> bool | None:
+        """Whether this server is the one that listens on its port; None where nothing tells."""
+        return None if self._process is None else listens(self.port, self._process.pid)
 
     def __enter__(self) -> Self:
         check_port_free(self.port, host=self.host)
@@ -165,7 +170,11 @@ class ServerProcess:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except OSError:
             return ""
-        return "".join(f"\n  {line}" for line in lines[-_LOG_LINES:])
+        # SGLang prints all its arguments in one line of 12,000 characters
+        return "".join(
+            f"\n  {line if len(line) <= _LOG_WIDTH else f'{line[:_LOG_WIDTH]}...'}"
+            for line in lines[-_LOG_LINES:]
+        )
 
     @staticmethod
     def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

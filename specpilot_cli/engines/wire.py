@@ -58,6 +58,8 @@ def generate_body(request: GenerateRequest, *, stream: bool) -> JsonObject:
     elif request.text is not None:
         body["text"] = request.text
         body["return_prompt_token_ids"] = True
+    if request.rid is not None:
+        body["rid"] = request.rid
     if request.ignore_eos:
         body["sampling_params"]["ignore_eos"] = True
     if request.top_logprobs:

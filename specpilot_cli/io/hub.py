@@ -69,6 +69,39 @@ def resolve_source(
     return path
 
 
+def is_hub_id(source: str) -> bool:
+    """Whether `source` has the form of a hub id, `owner/name` or `owner/name@revision`."""
+    return _HUB_ID.fullmatch(source) is not None
+
+
+def fetch_file(source: str, name: str) -> Path | None:
+    """File `name` of hub id `source`: from the cache, or fetched alone. None if it cannot be had.
+
+    Nothing is asked of the network with HF_HUB_OFFLINE. None without huggingface_hub, without an
+    answer, and for a file that is not there; `InputError` for a repository that does not exist,
+    `MachineError` for one that refuses access.
+    """
+    match = _HUB_ID.fullmatch(source)
+    if match is None:
+        raise InputError(f"not a hub id: `{source}`", where=source, hint="write `owner/name`")
+    try:
+        from huggingface_hub import constants, errors, hf_hub_download
+    except ImportError:
+        return None
+    offline = bool(constants.HF_HUB_OFFLINE)
+    http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+    try:
+        found = hf_hub_download(
+            match["repo"], name, revision=match["revision"], local_files_only=offline,
+            tqdm_class=_hidden_bar(),
+        )  # fmt: skip
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise _explained(error, source, match["repo"], offline, errors) from error
+    except (http_error, errors.HFValidationError, OSError):
+        return None
+    return Path(found)
+
+
 def hub_origin(path: Path) -> HubSource | None:
     """Return repository and commit of a folder in a Hub cache, None for any other folder."""
     commit = path.absolute()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from specpilot_cli.ceiling.advice import LEADERS, overhead_note
 from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
+from specpilot_cli.ceiling.levers import Lever
 from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.report.figures.ceiling_factors import FactorsData
@@ -43,13 +44,16 @@ def peaks_text(ceiling: Ceiling, dtype: str = "") -> str:
     )
 
 
-def waterfall_data(ceiling: Ceiling, condition: str) -> WaterfallData:
-    """The waterfall of `ceiling`."""
+def waterfall_data(
+    ceiling: Ceiling, condition: str, *, split: Sequence[tuple[str, float]] = ()
+) -> WaterfallData:
+    """The waterfall of `ceiling`; `split` parts the step by the engine's passes."""
     return WaterfallData(
         t_step_s=ceiling.t_step_s,
         t_prof_s=ceiling.t_prof_s,
         classes=tuple(ClassTime(c.name, c.measured_s, c.floor_s) for c in ceiling.classes),
         condition=condition,
+        split=tuple(split),
     )
 
 
@@ -199,6 +203,31 @@ def _bar(
     return MismatchBar(
         label, rates.rate, rates.low, rates.high, rates.n_tokens, events, verdict, by
     )
+
+
+LEVER_COLUMNS = ("mechanism", "speedup, projected", "arithmetic", "assumes")
+
+
+def lever_rows(levers: Sequence[Lever]) -> list[tuple[str, ...]]:
+    """One row of text per mechanism; see `LEVER_COLUMNS`."""
+    return [(item.name, _gain(item), item.arithmetic, item.assumes) for item in levers]
+
+
+def _gain(lever: Lever) -> str:
+    if lever.high is None:
+        return "–"
+    if lever.low is None:
+        return f"up to {lever.high:.2f}×"
+    same = f"{lever.low:.2f}" == f"{lever.high:.2f}"
+    return f"{lever.high:.2f}×" if same else f"{lever.low:.2f}× – {lever.high:.2f}×"
+
+
+def split_rows(split: Sequence[tuple[str, float]], t_step_s: float) -> list[tuple[str, ...]]:
+    """Name, time and share of the step."""
+    return [
+        (name, format_seconds(value) if value > 0 else "–", format_percent(value / t_step_s))
+        for name, value in split
+    ]
 
 
 SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")

@@ -7,6 +7,7 @@ import sys
 from datetime import UTC, datetime
 
 from specpilot_cli.ceiling.answer import CeilingAnswer
+from specpilot_cli.ceiling.document import step_split
 from specpilot_cli.report import adapters
 from specpilot_cli.report.figures import ceiling_factors, roofline, speedup_curve, step_waterfall
 from specpilot_cli.report.figures.base import ReportFigure
@@ -36,6 +37,9 @@ CEILING_METHOD = MethodNote(
 )
 
 
+_SPLIT_COLUMNS = ("part", "time", "of the step")
+
+
 def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
     """The page for `answer`; `envelope` gives inputs, environment and the embedded data."""
     step = answer.profile
@@ -44,6 +48,14 @@ def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
         f"{adapters.peaks_text(answer.ceiling, step.dtype)}"
     )
     tables = [*adapters.ceiling_tables(answer.ceiling)]
+    split = step_split(answer)
+    if split:
+        parts = tuple(adapters.split_rows(split, answer.ceiling.t_step_s))
+        note = f"Step time: {answer.step_time_source}."
+        tables.insert(1, ReportTable("Where the step goes", _SPLIT_COLUMNS, parts, note))
+    levers = tuple(adapters.lever_rows(answer.levers))
+    about = "Projections from this step's own times; nothing here was run."
+    tables.append(ReportTable("What would change it", adapters.LEVER_COLUMNS, levers, about))
     if answer.curve is not None:
         rows = tuple(adapters.speedup_rows(answer.speedups))
         title = f"Speedup over plain decoding at the step times of {answer.curve.name}"
@@ -57,7 +69,7 @@ def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
             machine=step.device.name,
             created=datetime.now(UTC),
             key_figures=_key_figures(answer),
-            caveats=answer.advice.notes,
+            caveats=_caveats(answer),
             inputs=tuple(InputHash(item.path, item.sha256) for item in envelope.inputs),
             numbers=tuple(tables),
             figures=_figures(answer, condition),
@@ -68,10 +80,17 @@ def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
     )
 
 
+def _caveats(answer: CeilingAnswer) -> tuple[str, ...]:
+    trace = answer.profile.trace
+    return answer.advice.notes if trace is None else (*answer.advice.notes, *trace.notes)
+
+
 def _figures(answer: CeilingAnswer, condition: str) -> tuple[ReportFigure, ...]:
     figures = [
         ceiling_factors.draw(adapters.factors_data(answer.ceiling, condition)),
-        step_waterfall.draw(adapters.waterfall_data(answer.ceiling, condition)),
+        step_waterfall.draw(
+            adapters.waterfall_data(answer.ceiling, condition, split=step_split(answer))
+        ),
     ]
     roof = roofline_data(answer.profile, answer.ceiling.peaks, answer.ceiling.rule, condition)
     if roof is not None:
@@ -107,7 +126,7 @@ def _key_figures(answer: CeilingAnswer) -> tuple[KeyFigure, ...]:
             f"{factors.overhead:.2f}×",
             "below 1: no overhead seen" if factors.overhead < 1 else "",
         ),
-        KeyFigure("step", format_seconds(step.t_step_s), f"{step.rows} rows"),
+        KeyFigure("step", format_seconds(answer.ceiling.t_step_s), f"{step.rows} rows"),
     ]
     if answer.measured is not None:
         value = f"{answer.measured.factors.product:.2f}×"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from specpilot_cli.apply.run import RecipeResult
+from specpilot_cli.apply.reference.run import RecipeResult
 from specpilot_cli.paired_bench.types import BASELINE, CANDIDATE
 from specpilot_cli.report import adapters
 from specpilot_cli.report.ceiling_page import CEILING_METHOD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specpilot_cli.apply.run import RecipeResult
+from specpilot_cli.apply.reference.run import RecipeResult
 from specpilot_cli.ceiling.advice import advise
 from specpilot_cli.convert_w12.inspect import totals
 from specpilot_cli.report import adapters

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from specpilot_cli.apply.dry_run import PlannedRun
-from specpilot_cli.apply.measure import Projection
-from specpilot_cli.apply.run import RecipeResult, RecipeVerdict
-from specpilot_cli.apply.serving import SystemPlan
+from specpilot_cli.apply.gates import RecipeVerdict
+from specpilot_cli.apply.reference.dry_run import PlannedRun
+from specpilot_cli.apply.reference.measure import Projection
+from specpilot_cli.apply.reference.run import RecipeResult
+from specpilot_cli.apply.reference.systems import SystemPlan
 from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.convert_w12.inspect import totals
 from specpilot_cli.engines.reference.spec import LogitFault

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specpilot_cli.apply.measure import Projection
-from specpilot_cli.apply.run import RecipeResult
-from specpilot_cli.apply.serving import SystemPlan
+from specpilot_cli.apply.reference.measure import Projection
+from specpilot_cli.apply.reference.run import RecipeResult
+from specpilot_cli.apply.reference.systems import SystemPlan
 from specpilot_cli.engines.reference.spec import LogitFault
 from specpilot_cli.report.paired_bench_tables import SystemNames
 

@@ -1,4 +1,7 @@
-"""`recipe.yaml`: mechanisms bound to one deployment, with the gates that judge them."""
+"""`recipe.yaml`: mechanisms bound to one deployment, with the gates that judge them.
+
+What both engines' recipes share, and the reference engine's own; `sglang_recipe.py` has SGLang's.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_v
 
 from specpilot_cli.schema.base import FileModel
 
+ENGINES = ("reference", "sglang")
+
+RecipeName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Nodes = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -118,21 +124,17 @@ class RecipeHead(FileModel):
     @field_validator("engine")
     @classmethod
     def _supported_engine(cls, value: str) -> str:
-        if value == "sglang":
-            raise ValueError(
-                "recipes for the engine `sglang` are not supported by this version of specpilot; "
-                "it applies recipes for `reference`"
-            )
-        if value != "reference":
-            raise ValueError(f"unknown engine `{value}`, expected `reference`")
+        if value not in ENGINES:
+            known = " or ".join(f"`{name}`" for name in ENGINES)
+            raise ValueError(f"unknown engine `{value}`, expected {known}")
         return value
 
 
 class Recipe(FileModel):
-    """One deployment and what was validated on it."""
+    """One deployment on the reference engine and what was validated on it."""
 
     schema_version: Literal[1]
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+    name: RecipeName
     title: str
     engine: Literal["reference"]
     models: RecipeModels

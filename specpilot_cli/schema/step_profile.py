@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from specpilot_cli.errors import InputError
 from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.gpu_profile import (
     ComputeType,
@@ -89,13 +90,63 @@ class StepSpan(FileModel):
     seconds: NonNegativeFloat
 
 
+class KernelTime(FileModel):
+    """All launches of one kernel name within one class, per step.
+
+    `seconds` counts time that it shares with other classes' kernels in part. `known` is False for
+    a name that no pattern matches; such a kernel keeps the class of its span, or `rest`.
+    """
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    kernel_class: KernelClassName
+    seconds: NonNegativeFloat
+    calls: NonNegativeFloat
+    known: bool
+
+
+class Spread(FileModel):
+    """Quartiles over the recorded steps, in seconds; `name` is a class, a span or a whole."""
+
+    name: Annotated[str, StringConstraints(min_length=1)]
+    q1_s: NonNegativeFloat
+    median_s: NonNegativeFloat
+    q3_s: NonNegativeFloat
+
+
+class TraceFacts(FileModel):
+    """What a profiler trace says beside the classes; seconds per step unless a name says else.
+
+    period_s: from one step's start to the next one's in the profiled run, not a timing: the
+    profiler slows the host. overlap_s: kernel time that ran beside other kernels and is counted
+    once. kernels: every name, longest first. prefill_s: all prefill spans of the trace together.
+    """
+
+    files: Annotated[tuple[str, ...], Field(min_length=1)]
+    steps_seen: Annotated[int, Field(ge=1)]
+    period_s: PositiveFloat
+    overlap_s: NonNegativeFloat
+    spread: tuple[Spread, ...]
+    kernels: tuple[KernelTime, ...]
+    prefill_spans: Annotated[int, Field(ge=0)] = 0
+    prefill_s: NonNegativeFloat = 0.0
+    notes: tuple[Sentence, ...] = ()
+
+    @property
+    def unknown(self) -> tuple[KernelTime, ...]:
+        """Kernels that no pattern names."""
+        return tuple(kernel for kernel in self.kernels if not kernel.known)
+
+
 class StepProfile(FileModel):
     """One step by kernel class.
 
     `t_prof_s` is the step time in the profiled run; whatever the classes do not cover of it are
     gaps inside the profile. `t_step_s` is the step time of the same server without the profiler,
-    so `t_step_s / t_prof_s` is the overhead factor of Eq. 4. `rows` counts the root row:
-    rows = nodes + 1. `tau` is tokens committed per step, bonus included, where it was measured.
+    so `t_step_s / t_prof_s` is the overhead factor of Eq. 4; None where only a trace was read, and
+    then it comes from step times recorded without the profiler. `rows` counts the root row of one
+    request: rows = nodes + 1. `tau` is tokens committed per step, bonus included, where it was
+    measured. `context` is the mean number of committed tokens a request, if it is known.
+    `weights` says whether the target's matrices are read in 12 bits.
     """
 
     schema_version: Literal[1]
@@ -108,12 +159,16 @@ class StepProfile(FileModel):
     nodes: Annotated[int, Field(ge=0)]
     rows: Annotated[int, Field(ge=1)]
     draft_block: Annotated[int, Field(ge=1)] | None = None
+    requests: Annotated[int, Field(ge=1)] = 1
+    context: NonNegativeFloat | None = None
+    weights: Literal["plain", "w12"] = "plain"
     steps: Annotated[int, Field(ge=1)]
-    t_step_s: PositiveFloat
+    t_step_s: PositiveFloat | None
     t_prof_s: PositiveFloat
     tau: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     classes: Annotated[tuple[KernelClass, ...], Field(min_length=1)]
     spans: tuple[StepSpan, ...] = ()
+    trace: TraceFacts | None = None
     source: Sentence
     source_sha256: Sha256 | None = None
 
@@ -132,6 +187,25 @@ class StepProfile(FileModel):
                 f"classes sum to {total:.6g} s, more than the profiled step {self.t_prof_s:.6g} s"
             )
         return self
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step without the profiler.
+
+        Raises `InputError` where nobody timed one: a trace cannot tell, since the profiler
+        changes what it shows.
+        """
+        if self.t_step_s is None:
+            raise InputError(
+                "the step's time without the profiler is not known, and a trace cannot tell it",
+                where="t_step_s",
+                hint="pass --step-times FILE|NAME with steps timed without the profiler",
+            )
+        return self.t_step_s
+
+    def span_s(self, name: str) -> float | None:
+        """Seconds per step of the span `name`, or None."""
+        return next((span.seconds for span in self.spans if span.name == name), None)
 
     @property
     def unattributed_s(self) -> float:

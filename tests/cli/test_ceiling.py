@@ -140,6 +140,17 @@ def test_lattices_give_both_taus(specpilot: Run, files: None) -> None:
     assert hashes == ["step.json", "lattice.safetensors"]
 
 
+def test_the_oracle_takes_every_candidate(specpilot: Run, files: None) -> None:
+    found = _results(
+        specpilot("ceiling", "step.json", "--lattices", "lattice.safetensors", "--nodes", "1",
+                  "--tau", "oracle", "--json", "-q")
+    )  # fmt: skip
+    assert found["tau_tokens_per_step"] == pytest.approx(2.0)
+    assert found["tau_best_tokens_per_step"] == pytest.approx(4.0)
+    assert found["tau_best_source"].startswith("oracle over the candidates")
+    assert found["tau_best_nodes"] is None
+
+
 def test_step_times_decide_the_budget(specpilot: Run, files: None) -> None:
     found = _results(
         specpilot(
@@ -172,7 +183,7 @@ def test_measured_peaks_stand_beside_the_data_sheet(specpilot: Run, files: None)
 
 
 def test_full_peak_uses_whole_rates(specpilot: Run, files: None) -> None:
-    found = _results(specpilot("ceiling", "step.json", "--full-peak", "--json"))
+    found = _results(specpilot("ceiling", "step.json", "--floors", "full-peak", "--json"))
     assert found["t_floor_s"] == pytest.approx(0.0009 + 0.0005)
 
 
@@ -200,6 +211,9 @@ def test_page_is_written_and_not_overwritten(specpilot: Run, files: None, tmp_pa
         (("step.json", "--step-times", "curve.json"), "several node budgets", "--lattices"),
         (("step.json", "--lattices", "lattice.safetensors", "--tau-best", "3"), "given twice", ""),
         (("step.json", "--lattices", "lattice.safetensors", "--nodes", "x"), "node budget", ""),
+        (("step.json", "--tau", "x"), "not tokens per step: `x`", "`oracle`"),
+        (("step.json", "--tau", "oracle"), "needs recorded candidates", "--lattices"),
+        (("step.json", "--floors", "half"), "", ""),
         (("step.json", "-o", "x.pdf"), "unknown format `.pdf`", ".html"),
     ],
 )

@@ -36,6 +36,7 @@ def _examples(command: Any) -> list[list[str]]:
 
 def test_the_table_of_commands_is_complete() -> None:
     assert set(_ALL) == {
+        ("apply", "check"),
         ("apply", "recipe"),
         ("ceiling",),
         ("convert-w12",),

@@ -49,19 +49,12 @@ def _mixed_rows(rng: np.random.Generator) -> Bits:
 _EVERY = np.arange(65536, dtype=np.uint16)
 
 
-@pytest.fixture(params=["chosen", "escape ring", "portable"])
+@pytest.fixture(params=["chosen", "portable"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The GEMM that `gemm.gemm` launches: the GPU's own choice, its variant, the portable one.
-
-    The variant is the Hopper kernel with ESCAPE_RING 1; when it has won or lost, it goes.
-    """
-    from specpilot_kernels.w12 import gemm, gemm_mma, gemm_sm90
+    """The GEMM that `gemm.gemm` launches: the GPU's own choice, or the portable one."""
+    from specpilot_kernels.w12 import gemm, gemm_mma
 
     own = gemm.kernel(0)
-    if request.param == "escape ring":
-        if own is not gemm_sm90:
-            pytest.skip("no Hopper GPU")
-        monkeypatch.setattr(gemm_sm90, "ESCAPE_RING", True)
     if request.param == "portable":
         if own is gemm_mma:
             pytest.skip("it is the GPU's own choice")

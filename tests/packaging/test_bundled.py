@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from specpilot_cli.apply.recipes import load_recipe
+from specpilot_cli.apply.recipes import LoadedRecipe, LoadedSglangRecipe, load_recipe
 from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.io.yaml_file import read_yaml_model
 from specpilot_cli.schema.batch_times import BatchStepTimes
 from specpilot_cli.schema.gpu_profile import GpuProfile
+from specpilot_cli.schema.kernel_classes import KernelClasses
+from specpilot_cli.schema.model_profile import ModelProfile
 from specpilot_cli.schema.step_profile import StepTimeCurve
 
 _REPO = Path(__file__).resolve().parents[2]
 _RECIPES = sorted((_REPO / "recipes").rglob("recipe.yaml"))
 _GPUS = sorted((_REPO / "profiles" / "gpus").rglob("*.yaml"))
+_MODELS = sorted((_REPO / "profiles" / "models").rglob("*.yaml"))
+_KERNELS = sorted((_REPO / "profiles" / "kernel_classes").rglob("*.yaml"))
 _BATCH_TIMES = sorted((_REPO / "profiles" / "batch_times").rglob("*.json"))
 _CURVES = sorted((_REPO / "profiles" / "step_times").rglob("*.json"))
 
@@ -30,15 +34,28 @@ def _name(path: Path) -> str:
 
 def test_nothing_in_profiles_escapes_these_tests() -> None:
     files = {p for p in (_REPO / "profiles").rglob("*") if p.is_file()}
-    assert files - {*_GPUS, *_CURVES, *_BATCH_TIMES} == {_REPO / "profiles" / "README.md"}
+    known = {*_GPUS, *_MODELS, *_KERNELS, *_CURVES, *_BATCH_TIMES}
+    assert files - known == {_REPO / "profiles" / "README.md"}
     assert _RECIPES
     assert _GPUS
+    assert _MODELS
+    assert _KERNELS
     assert _CURVES
 
 
 @pytest.mark.parametrize("path", _GPUS, ids=_name)
 def test_gpu_profile_is_valid_and_named_as_its_file(path: Path) -> None:
     assert read_yaml_model(path, GpuProfile).name == path.stem
+
+
+@pytest.mark.parametrize("path", _MODELS, ids=_name)
+def test_model_profile_is_valid_and_named_as_its_file(path: Path) -> None:
+    assert read_yaml_model(path, ModelProfile).name == path.stem
+
+
+@pytest.mark.parametrize("path", _KERNELS, ids=_name)
+def test_kernel_classes_are_valid_and_named_as_their_file(path: Path) -> None:
+    assert read_yaml_model(path, KernelClasses).name == path.stem
 
 
 @pytest.mark.parametrize("path", _CURVES, ids=_name)
@@ -55,8 +72,10 @@ def test_batch_times_are_valid_and_named_as_their_file(path: Path) -> None:
 def test_recipe_is_valid_and_has_what_it_names(path: Path) -> None:
     loaded = load_recipe(str(path))
     assert loaded.recipe.name == path.parent.name
-    if loaded.recipe.projection is not None:
+    if isinstance(loaded, LoadedRecipe) and loaded.recipe.projection is not None:
         assert loaded.recipe.projection in {curve.stem for curve in _CURVES}
+    if isinstance(loaded, LoadedSglangRecipe):
+        assert set(loaded.recipe.gpus) <= {gpu.stem for gpu in _GPUS}
 
 
 @pytest.mark.parametrize("path", _RECIPES, ids=_name)
@@ -67,7 +86,9 @@ def test_recipe_has_its_evidence(path: Path) -> None:
 @pytest.mark.parametrize("path", _RECIPES, ids=_name)
 def test_models_of_a_recipe_stay_small(path: Path) -> None:
     n_bytes = sum(file.stat().st_size for file in path.parent.rglob("*.safetensors"))
-    assert 0 < n_bytes <= _MAX_MODEL_BYTES
+    assert n_bytes <= _MAX_MODEL_BYTES
+    # SGLang's recipes name models that are elsewhere
+    assert (n_bytes == 0) == isinstance(load_recipe(str(path)), LoadedSglangRecipe)
 
 
 def test_weights_in_the_repository_stay_small() -> None:

@@ -36,6 +36,14 @@ def test_pages_say_what_was_measured(repo: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_step_profiles_follow_from_the_traces_and_stand_in_the_pages(repo: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/profile_sglang_traces.py", "--check"],
+        cwd=repo, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_codecs_sizes_are_those_of_the_format(repo: Path) -> None:
     """A measurement of an older form of the parts would give other sizes for the same escapes."""
     rows = read(repo, "w12_codec_cpu")["codec"]

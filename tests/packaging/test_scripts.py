@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def test_a_current_environment_is_reused(repo: Path, tmp_path: Path) -> None:
         ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert (done.stdout, done.stderr) == ("reused\n", "")
+
+
+def test_sglang_is_pinned(repo: Path) -> None:
+    """Nothing is resolved when the environment of the real engine is made."""
+    text = (repo / "tests/sglang/cpu_engine/requirements.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+    assert "sglang==0.5.23" in lines
 
 
 def test_no_file_names_the_folder_it_was_written_in(repo: Path) -> None:

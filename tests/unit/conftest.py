@@ -64,13 +64,14 @@ Script = Callable[[Exchange], None]
 
 
 class ScriptedServer:
-    """Runs `script` for every request; `/health` answers by itself unless scripted."""
+    """Runs `script` for every request but `/health`, and `/flush_cache`, first refused N times."""
 
     def __init__(self) -> None:
         self.script: Script = lambda exchange: exchange.reply({}, status=404)
         self.seen: list[dict[str, Any]] = []
         self.in_flight = 0
         self.peak_in_flight = 0
+        self.flush_refusals = 0
         self._lock = threading.Lock()
         outer = self
 
@@ -112,7 +113,11 @@ class ScriptedServer:
             exchange.reply(b"")
             return
         if exchange.path == "/flush_cache":
-            exchange.reply(b"Cache flushed.\n")
+            self.flush_refusals -= 1
+            if self.flush_refusals >= 0:
+                exchange.reply(b"Flush cache failed.\n", status=400)
+            else:
+                exchange.reply(b"Cache flushed.\n")
             return
         with self._lock:
             self.seen.append(exchange.body)

@@ -25,21 +25,17 @@ _EMPTY: Final = -1
 _SM_IDS: Final = 1024
 """Room for every value of %smid, which need not be dense."""
 
-ESCAPE_RING = False
-"""Which of two ways to read the list of escapes is used; see `csrc/gemm_sm90_escapes.cuh`. True
-is not yet measured; one of the two is deleted when it is."""
-
 _pack = struct.Struct(modules.GEMM_SM90_PARAMS).pack
 _split = cache(split)
-_launchers: dict[tuple[int, int, bool, bool, bool, bool], launch.Launcher] = {}
+_launchers: dict[tuple[int, int, bool, bool, bool], launch.Launcher] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the CTAs that share a tile meet; 8.7 MB on an H200.
+    """Where the CTAs that share a tile meet; 13 MB on an H200.
 
-    partials: int32 [SMs x 128 x 64], every word -1 between launches. overflow: float32, of the
-    same size, in any state. issuing: int32 [1024], zero between launches.
+    partials: int32 [SMs x 2 x 128 x 64], every word -1 between launches. overflow: float32 [SMs x
+    128 x 64], in any state. issuing: int32 [1024], zero between launches.
     """
 
     partials: torch.Tensor
@@ -51,7 +47,7 @@ def _allocate(device: int) -> Workspace:
     words = workspace.multiprocessors(device) * layout.RECORD_ROWS * max(modules.GEMM_ROWS)
     place = torch.device("cuda", device)
     return Workspace(
-        torch.full((words,), _EMPTY, dtype=torch.int32, device=place),
+        torch.full((2 * words,), _EMPTY, dtype=torch.int32, device=place),
         torch.empty(words, dtype=torch.float32, device=place),
         torch.zeros(_SM_IDS, dtype=torch.int32, device=place),
     )
@@ -81,9 +77,7 @@ def gemm(
     index = x.device.index
     x = inputs.aligned(x)
     columns = next(size for size in modules.GEMM_ROWS if size >= rows)
-    launcher = _launcher(
-        index, columns, view_only, dependent, stream_only, ESCAPE_RING and not stream_only
-    )
+    launcher = _launcher(index, columns, view_only, dependent, stream_only)
     scratch = workspaces.of_current_stream(index)
     tiles, blocks, _ = weight.records.shape
     sms = workspace.multiprocessors(index)
@@ -106,21 +100,18 @@ def gemm(
 
 def warm(device: int, *, view_only: bool = False) -> None:
     """Compile and load every variant, so that `gemm` may be captured; see `workspace`."""
-    variants = [
-        modules.gemm_sm90(rows, view_only=view_only, escape_ring=ESCAPE_RING)
-        for rows in modules.GEMM_ROWS
-    ]
+    variants = [modules.gemm_sm90(rows, view_only=view_only) for rows in modules.GEMM_ROWS]
     build.build_all(variants, launch.capability(device))
     for rows in modules.GEMM_ROWS:
         for dependent in (False, True):
-            _launcher(device, rows, view_only, dependent, False, ESCAPE_RING)
+            _launcher(device, rows, view_only, dependent, False)
     workspaces.warm(device)
 
 
 def _launcher(
-    device: int, rows: int, view_only: bool, dependent: bool, stream_only: bool, escape_ring: bool
+    device: int, rows: int, view_only: bool, dependent: bool, stream_only: bool
 ) -> launch.Launcher:
-    key = (device, rows, view_only, dependent, stream_only, escape_ring)
+    key = (device, rows, view_only, dependent, stream_only)
     found = _launchers.get(key)
     if found is not None:
         return found
@@ -130,9 +121,7 @@ def _launcher(
         dependent=dependent,
         carveout=100,  # the ring is sized for two CTAs on an SM
     )
-    module = modules.gemm_sm90(
-        rows, view_only=view_only, stream_only=stream_only, escape_ring=escape_ring
-    )
+    module = modules.gemm_sm90(rows, view_only=view_only, stream_only=stream_only)
     _launchers[key] = launch.prepare(
         module, "w12_gemm",
         block=(modules.GEMM_SM90_THREADS, 1, 1), device=device, options=options,

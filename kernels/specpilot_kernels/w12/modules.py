@@ -83,6 +83,7 @@ GEMM_SM90_PARAMS: Final = "@9Pq9i4x"
 _SM90_SHARED_BYTES: Final = 112 * 1024
 """Two CTAs share the 228 KB of an SM; each needs 1 KB besides, and 1 KB for static variables."""
 _SM90_REGISTERS: Final = 96
+_SM90_READ_AHEAD_ROWS: Final = 16
 _SM90_SLOTS: Final = {48: 96, 64: 48}
 
 
@@ -105,14 +106,14 @@ def gemm_sm90_shared_bytes(rows: int, *, view_only: bool) -> int:
 
 @cache
 def gemm_sm90(
-    rows: int, *, view_only: bool = False, stream_only: bool = False, escape_ring: bool = False
+    rows: int, *, view_only: bool = False, stream_only: bool = False
 ) -> KernelModule:
     """The Hopper GEMM for up to `rows` rows, one of `GEMM_ROWS`.
 
     view_only: reads the 8-bit view of each record alone. stream_only: moves the same bytes and
-    multiplies nothing; for benchmarks. escape_ring: see `csrc/gemm_sm90_escapes.cuh`.
+    multiplies nothing; for benchmarks.
     """
-    chosen = (("_view", view_only), ("_stream", stream_only), ("_ring", escape_ring))
+    chosen = (("_view", view_only), ("_stream", stream_only))
     return KernelModule(
         name=f"w12_gemm_sm90{''.join(word for word, yes in chosen if yes)}_{rows}",
         source="w12/csrc/gemm_sm90.cu",
@@ -124,7 +125,7 @@ def gemm_sm90(
             ("SLOTS", gemm_sm90_slots(rows)),
             ("VIEW_ONLY", int(view_only)),
             ("STREAM_ONLY", int(stream_only)),
-            ("ESCAPE_RING", int(escape_ring)),
+            ("READ_AHEAD", int(view_only and rows <= _SM90_READ_AHEAD_ROWS)),
         ),
     )
 
@@ -132,13 +133,10 @@ def gemm_sm90(
 def gemm_sm90_modules() -> tuple[KernelModule, ...]:
     """Every variant of the Hopper GEMM."""
     return tuple(
-        gemm_sm90(rows, view_only=view, stream_only=stream, escape_ring=ring)
-        for view, stream, ring in (
-            (False, False, False), (True, False, False), (False, True, False),
-            (False, False, True), (True, False, True),
-        )
+        gemm_sm90(rows, view_only=view, stream_only=stream)
+        for view, stream in ((False, False), (True, False), (False, True))
         for rows in GEMM_ROWS
-    )  # fmt: skip
+    )
 
 
 GEMM_MMA_THREADS: Final = 288

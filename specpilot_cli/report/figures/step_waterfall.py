@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 from specpilot_cli.report.figures.base import (
     BLUE,
     INK,
+    MUTED,
     NEUTRAL,
     ORANGE,
+    PALE,
+    SURFACE,
+    WIDTH_IN,
     ReportFigure,
     beside,
     decimals,
@@ -22,7 +26,11 @@ from specpilot_cli.report.figures.base import (
 from specpilot_cli.units import format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_CHAR_IN = 0.085  # of the small type, in the wide font that a browser may lack
+_LABELLED_SHARE = 0.05
 _SLOWER = "slower while profiled"
 
 
@@ -39,13 +47,15 @@ class ClassTime:
 class WaterfallData:
     """One step: its time without profiler, its profiled time, and its classes, all in seconds.
 
-    `condition` names device, model, rows and which peaks the floors use.
+    `condition` names device, model, rows and which peaks the floors use. `split` parts the step by
+    the engine's passes, in seconds; empty where they are not known.
     """
 
     t_step_s: float
     t_prof_s: float
     classes: tuple[ClassTime, ...]
     condition: str
+    split: tuple[tuple[str, float], ...] = ()
 
     @property
     def floor_s(self) -> float:
@@ -104,6 +114,8 @@ def build(data: WaterfallData) -> Figure:
             i, factor * bar.length_s, left=factor * bar.start_s, height=0.62, color=bar.colour
         )
         whole = i in (0, len(bars) - 1)
+        if i == 0:
+            _draw_split(axes, data, factor)
         sign = "" if whole else ("−" if bar.length_s > 0 else "+")
         edge = factor * max(bar.start_s, bar.start_s + bar.length_s)
         text = f"{sign}{factor * abs(bar.length_s):.{digits}f}"
@@ -121,12 +133,35 @@ def build(data: WaterfallData) -> Figure:
     return figure
 
 
+def _draw_split(axes: Axes, data: WaterfallData, factor: float) -> None:
+    """The passes inside the step's bar, named inside it, or above it where they are short."""
+    inches = axes.get_position().width * WIDTH_IN / (1.04 * factor * data.t_step_s)
+    longest = max((seconds for _, seconds in data.split), default=0.0)
+    shades = iter((MUTED, NEUTRAL, PALE, *[NEUTRAL, PALE] * len(data.split)))
+    start = 0.0
+    for name, seconds in data.split:
+        length = factor * max(0.0, seconds)
+        shade = INK if seconds == longest else next(shades)
+        axes.barh(0, length, left=start, height=0.62, color=shade)
+        inside = inches * length > _CHAR_IN * (len(name) + 1)
+        fits = inches * (factor * data.t_step_s - start) > _CHAR_IN * len(name)
+        if inside or (fits and seconds > _LABELLED_SHARE * data.t_step_s):
+            place = (start + length / 2, 0.0) if inside else (start, -0.36)
+            axes.text(
+                *place, name, fontsize=8.5, color=SURFACE if inside else MUTED,
+                ha="center" if inside else "left", va="center" if inside else "bottom",
+            )  # fmt: skip
+        start += length
+
+
 def _caption(data: WaterfallData) -> str:
     text = (
         "Each orange bar is time that a step at its floors would not spend. A class's floor is "
         "the larger of its arithmetic time and its memory time at the stated share of the peak "
         "rates."
     )
+    if data.split:
+        text = f"The first bar is parted by the engine's passes, in their order. {text}"
     if data.t_step_s >= data.t_prof_s:
         return text
     slower = format_percent(data.t_prof_s / data.t_step_s - 1)

@@ -90,3 +90,21 @@ def test_default_folders_name_recipe_and_time(
         monkeypatch.setattr("specpilot_cli.apply.folder.default_folder", lambda _: first)
         with run_folder(None, "demo", _Heard()) as second:
             assert second == first.with_name(f"{first.name}-2")
+
+
+def test_a_folder_that_a_quick_run_used_meanwhile_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run claims, fills and leaves the folder between our look and our marker."""
+    look = Path.iterdir
+
+    def late(path: Path) -> object:
+        seen = list(look(path))
+        if path == tmp_path / "run" and not seen:
+            (path / "result.json").touch()
+        return iter(seen)
+
+    monkeypatch.setattr(Path, "iterdir", late)
+    with pytest.raises(InputError, match="is in use"):
+        run_folder(tmp_path / "run", "demo", _Heard()).__enter__()
+    assert [path.name for path in look(tmp_path / "run")] == ["result.json"]

@@ -11,18 +11,12 @@ from typing import Any
 
 import pytest
 
-from specpilot_cli.apply.serving import (
-    Fleet,
-    SystemPlan,
-    _held_port,
-    check_handshake,
-    check_owner,
-    launch,
-)
+from specpilot_cli.apply.reference.systems import SystemPlan, check_handshake, check_owner
+from specpilot_cli.apply.serving import Fleet, _held_port, launch
+from specpilot_cli.engines.listeners import listens
 from specpilot_cli.engines.process import ServerProcess, check_port_free
 from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
 from specpilot_cli.errors import MachineError, MeasurementInvalid
-from specpilot_cli.schema.recipe import RecipeRegime
 from specpilot_cli.ui import SilentReporter
 from tests.ports import free_port
 
@@ -102,6 +96,21 @@ def test_a_server_of_this_run_is_known_by_its_session(process: ServerProcess) ->
     assert not process.owns(os.getpid())
 
 
+def _fleet(server: ServerProcess) -> Fleet:
+    return Fleet({"candidate": server}, {}, {}, {"candidate": PLAN})
+
+
+def test_a_server_knows_its_own_port(process: ServerProcess) -> None:
+    with process as server:
+        assert server.listens()
+        with socket.socket() as stranger:
+            stranger.bind(("127.0.0.1", 0))
+            stranger.listen()
+            assert server._process is not None
+            assert listens(stranger.getsockname()[1], server._process.pid) is False
+    assert process.listens() is None
+
+
 def _child_of(server: ServerProcess) -> int:
     """The server itself, started by the guard."""
     assert server._process is not None
@@ -113,7 +122,7 @@ def _child_of(server: ServerProcess) -> int:
 
 def test_failing_work_on_a_dead_server_shows_its_log(process: ServerProcess) -> None:
     def fail(server: ServerProcess) -> None:
-        with Fleet({"candidate": server}, {}).watched():
+        with _fleet(server).watched():
             os.kill(_child_of(server), signal.SIGKILL)
             raise MeasurementInvalid("the connection broke")
 
@@ -129,7 +138,7 @@ def test_failing_work_on_living_servers_is_what_it_was(
 ) -> None:
     monkeypatch.setattr("specpilot_cli.apply.serving._DEATH_S", 0.2)
     with process as server:
-        fleet = Fleet({"candidate": server}, {})
+        fleet = _fleet(server)
         with pytest.raises(MeasurementInvalid, match="odd reply"), fleet.watched():
             raise MeasurementInvalid("odd reply")
         with fleet.watched():
@@ -160,7 +169,7 @@ def test_a_busy_port_is_no_port() -> None:
 def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
     port = free_port()
     broken = SystemPlan("ar", "plain decoding", tmp_path / "none", None, SpecConfig("ar"), "bf16")
-    servers = launch([broken], RecipeRegime(), tmp_path, first_port=port, reporter=SilentReporter())
+    servers = launch([broken], tmp_path, first_port=port, reporter=SilentReporter())
     with pytest.raises(MachineError, match="the plain decoding server ended with stat") as error:
         servers.__enter__()
     assert "not a model folder" in error.value.message

@@ -188,6 +188,14 @@ def test_early_death_shows_the_log(tmp_path: Path) -> None:
         process.__enter__()
 
 
+def test_a_long_line_of_the_log_is_cut(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('args', 'x' * 5000); raise SystemExit(9)"]
+    process = ServerProcess(command, port=free_port(), log_path=tmp_path / "log.txt")
+    with pytest.raises(MachineError, match=r"args xxx.*\.\.\.$") as caught:
+        process.__enter__()
+    assert len(str(caught.value)) < 500
+
+
 def test_missing_command(tmp_path: Path) -> None:
     command = [str(tmp_path / "no-such-program")]
     process = ServerProcess(command, port=free_port(), log_path=tmp_path / "log.txt")

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hf_folder import open_hf_folder
-from specpilot_cli.io.hub import hub_origin, resolve_source
+from specpilot_cli.io.hub import fetch_file, hub_origin, is_hub_id, resolve_source
 from specpilot_cli.schema.w12_manifest import HubSource
 from tests.unit.convert_w12.conftest import convert, digests, weights
 from tests.unit.io.hub_server import COMMIT, REPO, Hub, serve
@@ -242,3 +242,30 @@ def test_a_ref_that_is_not_text_is_a_damaged_cache(cached: Path) -> None:
     with pytest.raises(MachineError, match="cache of `acme/tiny` is damaged") as caught:
         resolve_source(REPO)
     assert "models--acme--tiny/refs" in (caught.value.hint or "")
+
+
+def test_one_file_comes_from_the_cache(cached: Path) -> None:
+    found = fetch_file(f"{REPO}@main", "config.json")
+    assert found is not None
+    assert found.read_text(encoding="utf-8") == '{"model_type": "test"}'
+    assert fetch_file(REPO, "tokenizer.json") is None
+
+
+def test_one_file_is_fetched_alone(hub: Hub, cache: Path) -> None:
+    found = fetch_file(REPO, "config.json")
+    assert found is not None
+    assert found.read_bytes() == b"{}"
+    assert not list(cache.rglob("*.safetensors"))
+    assert fetch_file(REPO, "tokenizer.json") is None
+    with pytest.raises(InputError, match="neither a folder here nor a repository on the Hub"):
+        fetch_file("acme/other", "config.json")
+
+
+def test_one_file_of_nothing_known(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fetch_file(REPO, "config.json") is None
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert fetch_file(REPO, "config.json") is None
+    with pytest.raises(InputError, match="not a hub id: `just-a-name`"):
+        fetch_file("just-a-name", "config.json")
+    assert not is_hub_id("just-a-name")
+    assert is_hub_id("owner/name@v1")

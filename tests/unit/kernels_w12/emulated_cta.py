@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import re
 import subprocess
 from collections.abc import Iterator
@@ -80,6 +82,13 @@ def aligned(array: Array) -> Array:
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+def shared_by_processes(shape: tuple[int, ...], value: float, dtype: type[np.generic]) -> Array:
+    """An array full of `value` in memory that forked processes write to together."""
+    array = np.frombuffer(mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize), dtype)
+    array[...] = value
+    return array.reshape(shape)
 
 
 def wide_inputs(x: Bits) -> Bits:

@@ -163,7 +163,6 @@ inline void copy(unsigned target, const void* source, unsigned bytes, unsigned r
 inline void copy16(unsigned target, const void* source, unsigned bytes) {
   copy(target, source, bytes, 16);
 }
-inline void copy8(unsigned target, const void* source) { copy(target, source, 8, 8); }
 inline void copies_commit() {
   auto& mine = emulator::threads[emulator::current];
   mine.pending.push_back(std::exchange(mine.open, {}));

@@ -133,23 +133,11 @@ def test_a_launch_passes_the_split_and_the_pointers(recorder: Recorder) -> None:
     for name in ("records", "scale", "escape_ptr", "escapes"):
         assert p[name] == getattr(weight, name).data_ptr()
     assert (p["bias"], p["y"]) == (bias.data_ptr(), out.data_ptr())
-    assert recorder.variant == (None, 32, False, True, False, False)
+    assert recorder.variant == (None, 32, False, True, False)
     gemm_sm90.gemm(x, weight, None, out, dependent=False, view_only=True)
     assert recorder.grid == (120, 1, 1)
     assert (recorder.params["linger"], recorder.params["bias"]) == (0, 0)
-    assert recorder.variant == (None, 32, True, False, False, False)
-
-
-def test_the_escape_ring_is_a_variant_for_products_alone(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gemm_sm90, "ESCAPE_RING", True)
-    weight = exact(normal(torch.Generator().manual_seed(1), 128, 64))
-    x, out = torch.zeros((20, 64), dtype=BF16), torch.zeros((20, 128))
-    gemm_sm90.gemm(x, weight, None, out)
-    assert recorder.variant == (None, 32, False, True, False, True)
-    gemm_sm90.gemm(x, weight, None, out, stream_only=True)
-    assert recorder.variant == (None, 32, False, True, True, False)
+    assert recorder.variant == (None, 32, True, False, False)
 
 
 def test_a_portable_launch_passes_the_split_and_the_pointers(

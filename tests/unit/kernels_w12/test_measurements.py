@@ -35,7 +35,8 @@ def test_the_page_has_the_files_tables(
     repo: Path, docs: ModuleType, measured: dict[str, Any]
 ) -> None:
     page = (repo / docs.PAGE).read_text(encoding="utf-8")
-    assert page == docs.with_tables(page, docs.tables(measured))
+    counted = json.loads((repo / docs.COUNTED).read_text(encoding="utf-8"))
+    assert page == docs.with_tables(page, docs.tables(measured, counted))
 
 
 def test_the_page_has_the_codecs_numbers(repo: Path, docs: ModuleType) -> None:
@@ -67,7 +68,7 @@ def test_shipped_plans_are_those_of_the_result(
         ratios = {r["rows"]: r["ratio"] for r in measured["products"] if r["shape"] == row["shape"]}
         expected[plans.shape_name(*row["shape"])] = plans.Plan(kernel_rows=tune.kernel_rows(ratios))
     assert plans.read(plans._SHIPPED) == {measured["gpu"]: expected}
-    assert expected["5120x6144"].kernel_rows == 48
+    assert {plan.kernel_rows for plan in expected.values()} == {64}  # never below cuBLAS
 
 
 def test_the_limit_of_escapes_is_where_w12_still_wins(

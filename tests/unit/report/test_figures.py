@@ -171,6 +171,15 @@ def test_waterfall_does_not_take_noise_for_a_part_of_the_step(cases):
     assert "ran 5.3 % slower than the plain ones" in figure.caption
 
 
+def test_waterfall_parts_the_step_by_passes(cases):
+    data = cases["step_waterfall"][1]
+    split = (("DRAFT", 0.001), ("VERIFY", 0.009), ("outside the profile", 0.002))
+    figure = step_waterfall.draw(dataclasses.replace(data, split=split))
+    assert {"DRAFT", "VERIFY"} <= set(_texts(figure.svg))
+    assert "parted by the engine's passes" in figure.caption
+    assert "parted" not in step_waterfall.draw(data).caption
+
+
 def test_waterfall_title_gives_both_times(cases):
     assert step_waterfall.finding(cases["step_waterfall"][1]) == (
         "A step takes 12.0 ms; at its floors it would take 5.00 ms (a factor of 2.40)"

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specpilot_cli.apply.measure import Measurements, Projection
-from specpilot_cli.apply.serving import SystemPlan
+from specpilot_cli.apply.reference.measure import Measurements, Projection
+from specpilot_cli.apply.reference.systems import SystemPlan
 from specpilot_cli.ceiling.factors import measure_ceiling
 from specpilot_cli.ceiling.peaks import Peaks
 from specpilot_cli.ceiling.speedup import TauPoint, best_budget, speedup_at, speedup_curve

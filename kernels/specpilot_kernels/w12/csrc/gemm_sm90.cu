@@ -22,8 +22,9 @@
 //   CTAs    | 0 | 1 | 2 | 3 | 4 | ...              | 0           | 1           | 2 ...          |
 //
 // What a CTA has of a tile is a segment. A whole tile is finished from registers. Of a split tile
-// every CTA but the first sends its sums to the first one, which adds them up in the order of the
-// CTAs: the result depends neither on timing nor, since the split ignores the rows, on the batch.
+// every CTA sends its sums to the others, and each finishes some rows, adding up in the order of
+// the CTAs: the result depends neither on timing nor, since the split ignores the rows, on the
+// batch.
 //
 // Hand-over. Loading must not pause between kernels. While our CTA issues loads it is counted in
 // `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its
@@ -32,7 +33,7 @@
 // Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (1: read only the
 // 8-bit view of each record and put the dropped mantissa bits at their midpoint), STREAM_ONLY (1:
 // move every byte, multiply nothing; the floor that benchmarks print beside the kernel), SLOTS
-// (channels of a tile whose corrections fit in shared memory), ESCAPE_RING (see the escape warp).
+// (channels of a tile whose corrections fit in shared memory), READ_AHEAD (see the consumers).
 
 #ifndef COLS
 #define COLS 8
@@ -43,11 +44,11 @@
 #ifndef SLOTS
 #define SLOTS 128
 #endif
+#ifndef READ_AHEAD
+#define READ_AHEAD 0
+#endif
 #ifndef STREAM_ONLY
 #define STREAM_ONLY 0
-#endif
-#ifndef ESCAPE_RING
-#define ESCAPE_RING 0
 #endif
 
 #include "gemm_sm90_tile.cuh"
@@ -105,6 +106,14 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
 
 // ---- consumers ---------------------------------------------------------------------------------
 
+// A thread's part of a record: view of the first two and the last two k16 steps, low plane of all.
+struct Record {
+  u32 view[2][4];
+  u32 low[4] = {};
+};
+
+// READ_AHEAD 1: the next record is in registers before the current one is decoded. That hides the
+// latency of shared memory where it limits, but the next record must have come.
 __device__ void consume(const Params& p, const Shared& s, const Corrections& corrections,
                         const Signals& signals, const Work& work) {
   const int group = threadIdx.x / 128;
@@ -112,6 +121,26 @@ __device__ void consume(const Params& p, const Shared& s, const Corrections& cor
   const int lane = threadIdx.x % 32;
   const u32 view = keep(s.records + group * 4096 + thread * 16);
   const u32 low_plane = keep(s.records + kViewBytes + group * 2048 + thread * 16);
+  const u32 first_inputs = keep(descriptor_of(s.inputs));
+  const auto wait_for = [&](const Position& at) {
+    barrier_wait(s.full + 8 * at.stage, at.parity);
+  };
+  const auto give_back_inputs = [&](int stage) {
+    if (lane == 0) barrier_arrive(s.inputs_free + 8 * stage);
+  };
+  Record record;
+  const auto read_record = [&](const Position& at) {
+#if !STREAM_ONLY
+    load16(view + at.stage * kFetchBytes, record.view[0]);
+#if !VIEW_ONLY
+    load16(low_plane + at.stage * kFetchBytes, record.low);
+#endif
+    load16(view + at.stage * kFetchBytes + 2048, record.view[1]);
+#endif
+    __syncwarp();
+    if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
+  };
+
   float d[kAccumulators];
   u32 a[2][2][4];  // two sets of two k16 steps: one is decoded while the other is multiplied
   Position at;
@@ -122,45 +151,53 @@ __device__ void consume(const Params& p, const Shared& s, const Corrections& cor
 #pragma unroll
     for (int k = 0; k < kAccumulators; ++k) d[k] = 0.f;
     int previous = -1;  // the stage whose inputs the tensor cores may still be reading
-    for (int block = 0; block < segment.count; ++block) {
-      if (previous >= 0 && !__any_sync(~0u, barrier_passed(s.full + 8 * at.stage, at.parity))) {
+#if READ_AHEAD
+    wait_for(at);
+    read_record(at);
+#endif
+#pragma unroll 1
+    for (int left = segment.count; left > 0; --left) {
+      const int stage = at.stage;
+#if READ_AHEAD
+      const Record current = record;
+      at.advance();
+      if (left > 1) {
+        wait_for(at);
+        read_record(at);
+      }
+#else
+      if (previous >= 0 && !__any_sync(~0u, barrier_passed(s.full + 8 * stage, at.parity))) {
         wgmma_wait<0>();  // nothing to do yet: let the inputs go early
-        if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+        give_back_inputs(previous);
         previous = -1;
       }
-      barrier_wait(s.full + 8 * at.stage, at.parity);
-#if STREAM_ONLY
-      __syncwarp();
-      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
-      if (previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
-#else
-      u32 bytes[2][4], low[4] = {};
-      load16(view + at.stage * kFetchBytes, bytes[0]);
-#if !VIEW_ONLY
-      load16(low_plane + at.stage * kFetchBytes, low);
+      wait_for(at);
+      read_record(at);
+      at.advance();
+      const Record& current = record;
 #endif
-      load16(view + at.stage * kFetchBytes + 2048, bytes[1]);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(s.record_free + 8 * at.stage);
-      const u64 inputs = inputs_descriptor(s.inputs + at.stage * kInputBytes);
+#if STREAM_ONLY
+      if (previous >= 0) give_back_inputs(previous);
+#else
+      const u32 inputs = first_inputs + stage * (kInputBytes >> 4);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         wgmma_wait<1>();  // the set we are about to overwrite is no longer read
-        if (half == 1 && previous >= 0 && lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
-        decode(bytes[half][0], bytes[half][1], low[2 * half], a[half][0]);
-        decode(bytes[half][2], bytes[half][3], low[2 * half + 1], a[half][1]);
+        if (half == 1 && previous >= 0) give_back_inputs(previous);
+        decode(current.view[half][0], current.view[half][1], current.low[2 * half], a[half][0]);
+        decode(current.view[half][2], current.view[half][3], current.low[2 * half + 1],
+               a[half][1]);
         wgmma_fence();
         // 16 inputs are 32 bytes: two descriptor units.
-        wgmma(d, a[half][0], inputs + 4 * half);
-        wgmma(d, a[half][1], inputs + 4 * half + 2);
+        wgmma(d, a[half][0], inputs_descriptor(inputs + 4 * half));
+        wgmma(d, a[half][1], inputs_descriptor(inputs + 4 * half + 2));
         wgmma_commit();
       }
 #endif
-      previous = at.stage;
-      at.advance();
+      previous = stage;
     }
     wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(s.inputs_free + 8 * previous);
+    give_back_inputs(previous);
     barrier_wait(s.corrected, corrected);
     scale_and_correct(p, segment.tile, corrections, signals, d);
     __syncwarp();
@@ -168,7 +205,7 @@ __device__ void consume(const Params& p, const Shared& s, const Corrections& cor
     if (segment.count == p.blocks)
       store_tile(p, segment.tile, d);
     else
-      join_tile(p, segment, d);
+      join_tile(p, segment, i == work.split, d);
   }
 }
 
@@ -187,9 +224,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(1024) u8 ring[];
   __shared__ __align__(8) u64 barriers[3 * STAGES + 2];
   __shared__ __align__(4) Signals signals;
-#if ESCAPE_RING
-  __shared__ __align__(8) u64 escape_ring[kEscapeRing];
-#endif
   const u32 base = keep(shared_address(ring));
   const u32 barrier = shared_address(barriers);
   const Shared s{base,
@@ -199,9 +233,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
                  barrier + 16 * STAGES,
                  barrier + 24 * STAGES,
                  barrier + 24 * STAGES + 8,
-#if ESCAPE_RING
-                 shared_address(escape_ring),
-#endif
   };
   const Corrections corrections{base + STAGES * (kInputBytes + kFetchBytes),
                                 p.overflow + blockIdx.x * kTileRows * COLS};

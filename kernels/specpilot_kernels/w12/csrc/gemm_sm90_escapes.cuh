@@ -3,10 +3,6 @@
 // The escape warp goes through the ring like a consumer. For each escape of a unit it adds
 // (true weight - placeholder) * x to the correction of the escape's channel; the inputs are in the
 // ring already, so nothing waits for memory. The placeholder is what the consumers decode there.
-//
-// ESCAPE_RING chooses how the list of escapes is read: 0 by 32 into registers, as measured; 1 ahead
-// of time through shared memory, not yet run on a GPU. When `bench_w12.py --escape-ring` has
-// decided, the loser is deleted.
 #pragma once
 
 #include "gemm_sm90_work.cuh"
@@ -66,59 +62,6 @@ __device__ __forceinline__ void add_escape(Escape escape, u32 inputs,
   __syncwarp();
 }
 
-#if ESCAPE_RING
-// The CTA's escapes in the order of its units. They come through a small ring in shared memory,
-// three chunks ahead: a load from global memory takes as long as many units. The last chunks that
-// are asked for hold no escapes, so no copy is under way when the stream ends.
-struct EscapeStream {
-  static constexpr int kChunk = kEscapeRing / 4;
-  u32 ring;
-  int split_base, split, whole_base, total;  // where they lie: `split` of them, then the others
-  int at;                                    // the current one's number
-  Escape current;
-
-  // Reads constants only: may run before the previous kernel has ended.
-  __device__ EscapeStream(const Params& p, u32 ring, const Work& work)
-      : ring(ring), split_base(__ldg(p.escape_ptr + work.split_begin)), at(0) {
-    const int split_end = __ldg(p.escape_ptr + work.split_begin + work.split);
-    whole_base = __ldg(p.escape_ptr + work.whole_begin);
-    const int whole_end = __ldg(p.escape_ptr + work.whole_begin + work.whole);
-    split = split_end - split_base;
-    total = split + whole_end - whole_base;
-    for (int chunk = 0; chunk < 4; ++chunk) fetch(p, chunk * kChunk);
-    select();
-  }
-  // Ask for the chunk that begins with escape `first`, as one group of copies. Beyond the last
-  // escape there are ones: no unit has that number.
-  __device__ void fetch(const Params& p, int first) const {
-    const int lane = threadIdx.x % 32;
-    const int i = first + lane;
-    if (lane < kChunk) {
-      const u32 target = ring + 8 * (i % kEscapeRing);
-      if (i < total)
-        copy8(target, p.escapes + (i < split ? split_base + i : whole_base + i - split));
-      else
-        store_u64(target, ~u64{0});
-    }
-    copies_commit();
-  }
-  // Read the current escape; at the start of a chunk wait until every lane's part is here.
-  __device__ void select() {
-    if (at % kChunk == 0) {
-      copies_wait<3>();
-      __syncwarp();
-    }
-    load_pair(ring + 8 * (at % kEscapeRing), current.low, current.high);
-  }
-  __device__ void advance(const Params& p) {
-    if (++at % kChunk == 0) {
-      __syncwarp();  // everybody has read the chunk whose place is taken
-      fetch(p, at + 3 * kChunk);
-    }
-    select();
-  }
-};
-#else
 // Escapes base .. limit - 1, 32 in registers and the next 32 on their way.
 struct EscapeStream {
   int next, limit, used;
@@ -144,17 +87,12 @@ struct EscapeStream {
     select();
   }
 };
-#endif
 
 __device__ void correct(const Params& p, const Shared& s, const Corrections& corrections,
                         Signals& signals, const Work& work) {
   const int lane = threadIdx.x % 32;
-#if ESCAPE_RING
-  EscapeStream escapes(p, s.escapes, work);
-#else
   EscapeStream escapes(p, work.split_begin, work.split_begin + work.split);
   EscapeStream of_whole(p, work.whole_begin, work.whole_begin + work.whole);
-#endif
   wait_for_previous_kernel();
   if (lane == 0) signals.previous_done = 1;
 
@@ -162,9 +100,7 @@ __device__ void correct(const Params& p, const Shared& s, const Corrections& cor
   u32 taken_over = 1;  // parity: the first segment has nobody to wait for
   for (int i = 0; i < work.total(); taken_over ^= 1) {
     if (i > 0) barrier_wait(s.taken_over, taken_over);
-#if !ESCAPE_RING
     if (i == work.split) escapes = of_whole;
-#endif
     const Segment segment = segment_at(p, work, i);
     reinterpret_cast<u32*>(signals.slot_of)[lane] = ~0u;
     __syncwarp();

@@ -118,22 +118,6 @@ __device__ __forceinline__ void store_float(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
-#if ESCAPE_RING
-// Copy 8 bytes of global memory to shared memory in the background of this thread.
-__device__ __forceinline__ void copy8(u32 target, const void* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(target), "l"(source) : "memory");
-}
-
-__device__ __forceinline__ void store_u64(u32 address, u64 value) {
-  asm volatile("st.shared.u64 [%0], %1;" ::"r"(address), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ void load_pair(u32 address, u32& low, u32& high) {
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(address)
-               : "memory");
-}
-#endif
-
 // ---- matrix products ---------------------------------------------------------------------------
 
 // Order our register writes before the wgmma that reads them.
@@ -152,9 +136,13 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 // Descriptor of a [COLS, 64] bfloat16 block in shared memory, 128-byte swizzle, k contiguous:
-// address / 16, 1024 bytes from one group of eight rows to the next, swizzle mode 1.
-__device__ __forceinline__ u64 inputs_descriptor(u32 address) {
-  return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{1} << 16) | ((address & 0x3FFFF) >> 4);
+// address / 16, 1024 bytes from one group of eight rows to the next, swizzle mode 1. The low word
+// has the address, so 1 more is 16 bytes further; the high word is the same for all blocks.
+__device__ __forceinline__ u32 descriptor_of(u32 address) {
+  return 1u << 16 | (address & 0x3FFFF) >> 4;
+}
+__device__ __forceinline__ u64 inputs_descriptor(u32 low_word) {
+  return u64{1u << 30 | 1024 >> 4} << 32 | low_word;
 }
 
 // acc [64, COLS] += A [64, 16] (registers) x B [16, COLS] (shared memory), asynchronously.

@@ -51,9 +51,11 @@ __device__ __forceinline__ void store_tile(const Params& p, int tile,
 }
 
 // Sums travel between CTAs as words that are their own signal: a word is kEmpty, a NaN that no
-// arithmetic makes, until the sum is there, and the reader makes it kEmpty again.
-__device__ __forceinline__ u32* partial_slot(const Params& p, int cta, int group) {
-  return p.partials + (cta * COLS / 8 + group) * (kTileRows * 8) + threadIdx.x * 4;
+// arithmetic makes, until the sum is there, and the reader makes it kEmpty again. A CTA has two
+// places: one for the segment with which its split part ends, one for a segment before.
+__device__ __forceinline__ u32* partial_slot(const Params& p, int cta, bool is_last, int group) {
+  return p.partials + ((cta * 2 + is_last) * (COLS / 8) + group) * (kTileRows * 8) +
+         threadIdx.x * 4;
 }
 
 __device__ __forceinline__ void send(u32* slot, const float (&sums)[4]) {
@@ -72,47 +74,85 @@ __device__ __forceinline__ void peek(const u32* slot, u32 (&words)[4]) {
                : "memory");
 }
 
-// A segment of a split tile: send the sums to the tile's first CTA, or be it. To the first CTA the
-// segment is its last one of the split tiles, to the others their first, so nobody waits long.
-__device__ __forceinline__ void join_tile(const Params& p, const Segment& segment,
-                                          float (&d)[kAccumulators]) {
-  const int self = blockIdx.x;
-  if (segment.first > 0) {
+// The CTAs that share a tile, first .. last. Those whose split part ends in it finish it: all, or
+// all but the last one, which goes on with the next tile. Finisher f adds up row groups f,
+// f + finishers, ... of everybody.
+struct Sharing {
+  int first, last, finishers;
+  bool last_goes_on;
+
+  __device__ Sharing(const Params& p, int tile) {
+    const int begin = tile * p.blocks, end = begin + p.blocks;
+    first = owner(p, begin), last = owner(p, end - 1);
+    last_goes_on = first_unit(p, last + 1) > end;
+    finishers = last - first + !last_goes_on;
+  }
+};
+
+// With a single group its finisher is the first CTA, whose own sums need not travel.
+constexpr bool kOneGroup = COLS == 8;
+
+// Add what the CTAs sent of row groups `group`, `group` + finishers, ..., in the order of the CTAs,
+// so that no timing shows in the sums.
+template <int kGroups>
+__device__ __forceinline__ void gather(const Params& p, const Sharing& sharing, int group,
+                                       float (&sums)[kGroups][4]) {
+  constexpr int kTogether = kGroups == 1 ? 4 : 3;  // CTAs whose words are on their way at once
+#pragma unroll 1
+  for (int begin = sharing.first + kOneGroup; begin <= sharing.last; begin += kTogether) {
+    u32 words[kTogether][kGroups][4] = {};
+    const auto slot = [&](int i, int g) {
+      const bool is_last = begin + i < sharing.last || !sharing.last_goes_on;
+      return partial_slot(p, begin + i, is_last, group + g * sharing.finishers);
+    };
+    const auto exists = [&](int i, int g) {
+      return begin + i <= sharing.last && group + g * sharing.finishers < COLS / 8;
+    };
+    u32 missing;
+    do {
+      missing = 0;
+#pragma unroll
+      for (int i = 0; i < kTogether * kGroups; ++i)
+        if (exists(i / kGroups, i % kGroups))
+          peek(slot(i / kGroups, i % kGroups), words[i / kGroups][i % kGroups]);
+#pragma unroll
+      for (int i = 0; i < kTogether * kGroups * 4; ++i)
+        missing |= words[i / 4 / kGroups][i / 4 % kGroups][i % 4] == kEmpty;
+    } while (missing);
+#pragma unroll
+    for (int i = 0; i < kTogether * kGroups; ++i)
+      if (exists(i / kGroups, i % kGroups)) {
+        clear(slot(i / kGroups, i % kGroups));
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          sums[i % kGroups][k] += __uint_as_float(words[i / kGroups][i % kGroups][k]);
+      }
+  }
+}
+
+// A segment of a split tile: send the sums, and finish the row groups that are ours.
+__device__ __forceinline__ void join_tile(const Params& p, const Segment& segment, bool is_last,
+                                          const float (&d)[kAccumulators]) {
+  const Sharing sharing(p, segment.tile);
+  const int self = static_cast<int>(blockIdx.x) - sharing.first;
+  if (!kOneGroup || self > 0)
 #pragma unroll
     for (int group = 0; group < COLS / 8; ++group) {
       const float sums[4] = {d[4 * group], d[4 * group + 1], d[4 * group + 2], d[4 * group + 3]};
-      send(partial_slot(p, self, group), sums);
+      send(partial_slot(p, blockIdx.x, is_last, group), sums);
     }
-    return;
-  }
-  // Words on their way at once: of kTogether CTAs, kGroups groups of rows.
-  constexpr int kGroups = COLS == 48 ? 3 : COLS < 32 ? COLS / 8 : 4;
-  constexpr int kTogether = COLS == 8 ? 4 : COLS == 64 ? 1 : 2;
-  const int last = owner(p, segment.tile * p.blocks + p.blocks - 1);
-#pragma unroll
-  for (int begin = 0; begin < COLS / 8; begin += kGroups) {
+  if (!is_last) return;
+  constexpr int kGroups = COLS < 32 ? 1 : 2;  // finished at once
 #pragma unroll 1
-    for (int cta = self + 1; cta <= last; cta += kTogether) {
-      u32 words[kTogether * kGroups][4] = {};
-      u32 missing;
-      do {
+  for (int group = self; group < COLS / 8; group += kGroups * sharing.finishers) {
+    float sums[kGroups][4];
 #pragma unroll
-        for (int i = 0; i < kTogether * kGroups; ++i)
-          if (cta + i / kGroups <= last)
-            peek(partial_slot(p, cta + i / kGroups, begin + i % kGroups), words[i]);
-        missing = 0;
+    for (int i = 0; i < kGroups * 4; ++i)
+      sums[i / 4][i % 4] = kOneGroup ? d[i] : -0.f;  // -0: adding to it changes nothing
+    gather<kGroups>(p, sharing, group, sums);
 #pragma unroll
-        for (int i = 0; i < kTogether * kGroups * 4; ++i) missing |= words[i / 4][i % 4] == kEmpty;
-      } while (missing);
-#pragma unroll
-      for (int i = 0; i < kTogether * kGroups; ++i) {
-        if (cta + i / kGroups > last) break;
-        clear(partial_slot(p, cta + i / kGroups, begin + i % kGroups));
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          d[4 * (begin + i % kGroups) + k] += __uint_as_float(words[i][k]);
-      }
-    }
+    for (int g = 0; g < kGroups; ++g)
+      if (group + g * sharing.finishers < COLS / 8)
+        store_group(p, segment.tile, group + g * sharing.finishers, sums[g]);
   }
-  store_tile(p, segment.tile, d);
 }

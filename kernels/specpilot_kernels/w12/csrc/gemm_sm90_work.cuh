@@ -10,9 +10,6 @@ constexpr int kNoSlot = 255;
 constexpr u32 kEmpty = 0xFFFFFFFF;
 constexpr int kConsumers = 256;
 constexpr int kThreads = 320;
-#if ESCAPE_RING
-constexpr int kEscapeRing = 64;  // escapes in shared memory
-#endif
 
 struct Params {
   const u8* records;       // [tiles, blocks, 12288]
@@ -21,7 +18,7 @@ struct Params {
   const u64* escapes;      // by unit, channel, column: see Escape
   const u16* bias;         // bfloat16 [channels], or null
   u16* y;                  // bfloat16 [rows, y_stride]
-  u32* partials;           // [workers, 128 * COLS] floats, every word kEmpty between launches
+  u32* partials;           // [workers, 2, 128 * COLS] floats, every word kEmpty between launches
   float* overflow;         // [workers, 128, COLS]: corrections without a place in shared memory
   u32* issuing;            // [SMs]: CTAs of ours on that SM with loads still to issue
   long long y_stride;      // elements
@@ -74,9 +71,6 @@ struct Shared {
   u32 inputs_free;   // STAGES barriers: the consumer warps and the escape warp need them no more
   u32 corrected;     // barrier: the corrections of a segment are complete
   u32 taken_over;    // barrier: the consumers have added them to their sums
-#if ESCAPE_RING
-  u32 escapes;       // u64 [kEscapeRing]
-#endif
 };
 
 // What the roles tell each other through shared memory.

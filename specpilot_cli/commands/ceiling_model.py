@@ -1,0 +1,104 @@
+"""`specpilot ceiling --target`: floors of a model on a device, without any profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from specpilot_cli.commands import options
+
+if TYPE_CHECKING:
+    from specpilot_cli.ceiling.floors import FloorRule
+    from specpilot_cli.ceiling.model_floors import ModelFloors
+    from specpilot_cli.ceiling.peaks import Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStep:
+    """Models and shape of the step; see the options of `specpilot ceiling`. Block 0 = the rows."""
+
+    target: str
+    drafter: str | None
+    rows: int
+    block: int
+    requests: int
+    context: int
+
+
+def model_ceiling(
+    step: ModelStep,
+    *,
+    gpu: str | None,
+    peaks: Path | None,
+    measured: bool,
+    rule: FloorRule,
+    as_json: bool,
+    output: Path | None,
+    force: bool,
+) -> NoReturn:
+    """Print the floors and end the command."""
+    from specpilot_cli.ceiling.model_floors import model_floors, model_floors_document
+    from specpilot_cli.models.registry import load_model
+    from specpilot_cli.models.work import StepShape
+    from specpilot_cli.report.json_out import build_envelope
+
+    options.check_output(output, force)
+    drafter = None if step.drafter is None else load_model(step.drafter)
+    block = 0 if drafter is None else step.block or step.rows
+    shape = StepShape(step.requests, step.rows, 1, step.context, block)
+    chosen = _peaks(gpu, peaks, measured=measured)
+    floors = model_floors(load_model(step.target), drafter, shape, chosen, rule=rule)
+    options.finish(
+        build_envelope("ceiling", model_floors_document(floors)),
+        as_json=as_json, output=output, force=force, text=lambda: _print(floors),
+    )  # fmt: skip
+
+
+def _peaks(gpu: str | None, file: Path | None, *, measured: bool) -> Peaks:
+    from specpilot_cli.ceiling.peaks import Peaks, gpu_names, load_gpu, load_peaks_file, prefer
+    from specpilot_cli.errors import InputError
+
+    if (gpu is None) == (file is None):
+        raise InputError(
+            "floors of a model need a device",
+            where="--gpu",
+            hint=f"give --gpu NAME ({', '.join(gpu_names())}) or --peaks FILE",
+        )
+    if file is not None:
+        return prefer(load_peaks_file(file), measured=measured)
+    known = load_gpu(gpu or "")
+    return prefer(Peaks(known.title, known.peaks), measured=measured)
+
+
+def _print(floors: ModelFloors) -> None:
+    from specpilot_cli.report.tables import Column, print_line, print_table
+    from specpilot_cli.units import format_bandwidth, format_bytes, format_percent, format_seconds
+
+    bandwidth = floors.peaks.bandwidth()
+    print_line(
+        f"{floors.target.title} on {floors.peaks.title}: {floors.shape.requests:g} requests of "
+        f"{floors.shape.rows:g} rows, {floors.shape.context:g} tokens of context"
+    )
+    print_table(
+        ["class", *(Column(title, "right") for title in ("bytes", "GFLOP", "floor")), "bound by"],
+        [
+            (work.name, format_bytes(work.bytes or 0), f"{(work.flops or 0) / 1e9:.2f}",
+             format_seconds(floor.floor_s), floor.bound)
+            for work, floor in zip(floors.work, floors.classes, strict=True)
+        ],
+        title=f"floors at {format_percent(floors.rule.byte_fraction, digits=0)} of "
+        f"{format_bandwidth(bandwidth.value)} ({bandwidth.kind})",
+    )  # fmt: skip
+    print_table(
+        ["matrix", *(Column(title, "right") for title in ("count", "out", "in", "bytes"))],
+        [
+            (m.name, str(m.count * m.experts), str(m.out_features), str(m.in_features),
+             format_bytes(floors.target.weight_bytes.value * m.weights))
+            for m in floors.matrices
+        ],
+    )  # fmt: skip
+    print_line(
+        f"weights: {floors.weight_bytes / 1e9:.2f} GB, read in {1e3 * floors.weight_s:.2f} ms; "
+        f"whole step at its floors: {format_seconds(floors.floor_s)}"
+    )
