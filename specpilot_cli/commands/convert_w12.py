@@ -24,7 +24,7 @@ Source = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="DST", help="The folder to create.")
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder to create.")
 ]
 DryRun = Annotated[
     bool,

@@ -1,4 +1,4 @@
-"""`specpilot lattice`: convert, pack and describe lattice recordings."""
+"""`specpilot lattice`: convert, pack and inspect lattice recordings."""
 
 from __future__ import annotations
 
@@ -16,34 +16,23 @@ if TYPE_CHECKING:
     from specpilot_cli.schema.lattice import LatticeRecording
     from specpilot_cli.schema.outputs import OutputRecord
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
-
 app = typer.Typer(
-    name="lattice",
-    help="""Convert, pack and describe lattice recordings.
-
-Examples:
-
-    specpilot lattice convert raw.safetensors --outputs answers.jsonl --drafter-kind dspark
-    --target Qwen3.8-27B --drafter Qwen3.8-27B-DSpark --engine 'sglang 0.5.23'
-    -o lattices.safetensors
-
-    specpilot lattice pack lattices.safetensors -o packed.safetensors
-
-    specpilot lattice inspect packed.safetensors
-""",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings=_CONTEXT,
+    help="""Convert, pack and inspect lattice recordings.
+
+    `specpilot record` makes them; `replay`, `diagnose`, `simulate` and `ceiling` read them.
+
+    Examples:
+
+        specpilot lattice convert raw.safetensors --outputs answers.jsonl --drafter-kind dspark \\
+          --target Qwen3.8-27B --drafter Qwen3.8-27B-DSpark --engine 'sglang 0.5.23' \\
+          -o lattices.safetensors
+
+        specpilot lattice pack lattices.safetensors -o packed.safetensors
+
+        specpilot lattice inspect packed.safetensors
+    """,
 )
-
-LatticeArgument = Annotated[
-    Path, typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards.")
-]
-LatticeOutput = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="Lattice file, `.safetensors`.")
-]
-
 
 Model = Annotated[str, typer.Option(metavar="DIR|SHA256", help="Its folder, or the folder's hash.")]
 
@@ -64,7 +53,7 @@ class RecordedMode(StrEnum):
     ANCHORED = "anchored"
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def convert(
     raw: Annotated[Path, typer.Argument(metavar="RAW", help="Raw tensors, `.safetensors`.")],
     outputs: Annotated[
@@ -74,7 +63,7 @@ def convert(
     target: Model,
     drafter: Model,
     engine: Annotated[str, typer.Option(help="What recorded, with its version.")],
-    output: LatticeOutput,
+    output: options.LatticeOutput,
     mode: Annotated[
         RecordedMode, typer.Option(help="A step at every output position, or at some.")
     ] = RecordedMode.DENSE,
@@ -89,13 +78,13 @@ def convert(
 
     Examples:
 
-        specpilot lattice convert raw.safetensors --outputs answers.jsonl --drafter-kind dflash2
-        --target Qwen3.8-27B --drafter Qwen3.8-27B-DFlash2 --engine 'sglang 0.5.23'
-        -o lattices.safetensors
+        specpilot lattice convert raw.safetensors --outputs answers.jsonl --drafter-kind dflash2 \\
+          --target Qwen3.8-27B --drafter Qwen3.8-27B-DFlash2 --engine 'sglang 0.5.23' \\
+          -o lattices.safetensors
 
-        specpilot lattice convert raw.safetensors --outputs answers.jsonl --drafter-kind eagle
-        --target gemma-4-12B --drafter gemma-4-12B-EAGLE3 --engine 'sglang 0.5.23'
-        -o trees.safetensors
+        specpilot lattice convert raw.safetensors --outputs answers.jsonl --drafter-kind eagle \\
+          --target gemma-4-12B --drafter gemma-4-12B-EAGLE3 --engine 'sglang 0.5.23' \\
+          -o trees.safetensors
     """
     from specpilot_cli.io.jsonl import read_jsonl
     from specpilot_cli.io.raw_tensors import read_tensors
@@ -113,10 +102,10 @@ def convert(
     _emit_written("lattice convert", facts | {"requests": len(answers)}, raw, output, as_json)
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def pack(
-    lattice: LatticeArgument,
-    output: LatticeOutput,
+    lattice: options.LatticePath,
+    output: options.LatticeOutput,
     nodes: Annotated[
         int, typer.Option(min=1, max=4096, help="Budget up to which trees stay exact.")
     ] = 63,
@@ -149,9 +138,11 @@ def pack(
     _emit_written("lattice pack", facts, lattice, output, as_json)
 
 
-@app.command(context_settings=_CONTEXT)
-def inspect(lattice: LatticeArgument, as_json: options.JsonFlag = False) -> None:
+@app.command()
+def inspect(lattice: options.LatticePath, as_json: options.JsonFlag = False) -> None:
     """Check every byte of a recording and tell what it holds.
+
+    A recording at fault is refused, and the request, tensor or step named.
 
     Examples:
 
@@ -159,18 +150,34 @@ def inspect(lattice: LatticeArgument, as_json: options.JsonFlag = False) -> None
 
         specpilot lattice inspect lattices.safetensors --json
     """
-    from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
-    from specpilot_cli.replay.document import recording_document
+    from specpilot_cli.io.lattice_file import lattice_files
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
 
+    document = _checked(lattice)
+    rows = [[key, _cell(value)] for key, value in document.items()]
+    envelope = build_envelope("lattice inspect", document, inputs=lattice_files(lattice))
+    options.emit(envelope, as_json=as_json, text=lambda: print_table(["field", "value"], rows))
+
+
+def _checked(lattice: Path) -> dict[str, Any]:
+    """What a recording of lattices or of trees holds, after all of it was read."""
+    from specpilot_cli.io.lattice_file import LatticeFiles
+    from specpilot_cli.io.tree_file import is_tree_file, read_trees
+    from specpilot_cli.replay.document import recording_document, tree_recording_document
+
+    if is_tree_file(lattice):
+        return tree_recording_document(read_trees(lattice))
     files = LatticeFiles(lattice)
     for _ in files.parts():  # reading checks
         pass
-    document = recording_document(files)
-    rows = [[key, "-" if value is None else str(value)] for key, value in document.items()]
-    envelope = build_envelope("lattice inspect", document, inputs=lattice_files(lattice))
-    options.emit(envelope, as_json=as_json, text=lambda: print_table(["field", "value"], rows))
+    return recording_document(files)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return "-" if value is None else str(value)
 
 
 def _convert(

@@ -35,13 +35,10 @@ class ModeName(StrEnum):
     DENSE_MEAN = "dense-mean"
 
 
-LatticeArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards."),
-]
 NodesOption = Annotated[
     str,
     typer.Option(
+        metavar="LIST",
         help="Node budgets, the root not counted: a comma list; `1-32` is a range.",
         rich_help_panel=_CHOICE,
     ),
@@ -49,6 +46,7 @@ NodesOption = Annotated[
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="POLICY",
         help="A policy of `--list`; repeatable. Default: all that add rows.",
         rich_help_panel=_CHOICE,
     ),
@@ -95,12 +93,12 @@ CalibrateFlag = Annotated[
     ),
 ]
 ListFlag = Annotated[
-    bool, typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE)
+    bool, typer.Option("--list", help="List the policies, and stop.", rich_help_panel=_CHOICE)
 ]
 
 
 def replay(
-    lattice: LatticeArgument = None,
+    lattice: options.OptionalLatticePath = None,
     nodes: NodesOption = "8,16,32,63",
     policy: PolicyOption = None,
     mode: ModeOption = None,
@@ -117,6 +115,8 @@ def replay(
     quiet: options.QuietFlag = False,
 ) -> None:
     """Tell how many tokens per step other draft trees would accept, without an engine.
+
+    Trees are built from the recorded scores and judged by the tokens that followed.
 
     Examples:
 

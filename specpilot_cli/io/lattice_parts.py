@@ -24,6 +24,7 @@ from specpilot_cli.schema.lattice import (
     LatticeMetadata,
     LatticeRecording,
 )
+from specpilot_cli.schema.tree_recording import TREES_KEY
 
 RECORD = "record it again with `specpilot record`"
 _INDEX = tuple(list(TENSORS)[:6])
@@ -207,6 +208,12 @@ def _expected(metadata: LatticeMetadata) -> dict[str, tuple[str, Axes]]:
 
 
 def _metadata(path: Path, stored: dict[str, str]) -> LatticeMetadata:
+    if TREES_KEY in stored:
+        raise InputError(
+            "this recording holds the trees of an EAGLE drafter, no lattices",
+            where=str(path),
+            hint="`specpilot replay` and `specpilot lattice inspect` read it",
+        )
     if METADATA_KEY not in stored:
         raise InputError(
             f"not a lattice file: no `{METADATA_KEY}` entry in its metadata",

@@ -30,20 +30,7 @@ def replay_document(result: ReplayResult, recording: Recording) -> dict[str, Any
 
 def trees_document(result: ReplayResult, recording: TreeRecording) -> dict[str, Any]:
     """The same for sequential trees; recall is that of the recorded trees' paths."""
-    metadata = recording.metadata
-    about = {
-        "mode": metadata.mode,
-        "drafter_kind": metadata.drafter_kind,
-        "depth": metadata.block - 1,
-        "nodes": int(recording.node_token.size),
-        "engine": metadata.engine,
-        "target_sha256": metadata.target_sha256,
-        "drafter_sha256": metadata.drafter_sha256,
-        "requests": len(metadata.requests),
-        "steps": recording.n_steps,
-        "output_tokens": recording.n_output_tokens,
-    }
-    return _result_document(result, about)
+    return _result_document(result, tree_recording_document(recording))
 
 
 def _result_document(result: ReplayResult, about: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +103,23 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "output_tokens": recording.n_output_tokens,
         "drafter_kind": metadata.drafter_kind,
         "packed": None if metadata.packed is None else metadata.packed.model_dump(),
+    }
+
+
+def tree_recording_document(recording: TreeRecording) -> dict[str, Any]:
+    """Where recorded trees come from and how large they are."""
+    metadata = recording.metadata
+    return {
+        "mode": metadata.mode,
+        "drafter_kind": metadata.drafter_kind,
+        "depth": metadata.block - 1,
+        "nodes": int(recording.node_token.size),
+        "engine": metadata.engine,
+        "target_sha256": metadata.target_sha256,
+        "drafter_sha256": metadata.drafter_sha256,
+        "requests": len(metadata.requests),
+        "steps": recording.n_steps,
+        "output_tokens": recording.n_output_tokens,
     }
 
 

@@ -121,8 +121,13 @@ POLICIES: dict[str, Policy] = {
 def default_policies(options: ReplayOptions, kind: DrafterKind = "dflash2") -> list[str]:
     """All but those that add nothing: OPT-Tree's rows are best-first's; cost needs step times."""
     left_out = {"opt-tree"} | (set() if options.step_cost is not None else {"cost-aware"})
-    left_out |= {"best-first"} if kind == "dflash" else set()
+    left_out |= {"best-first"} - {best_tree(kind)}
     return [name for name in POLICIES if name not in left_out]
+
+
+def best_tree(kind: DrafterKind) -> str:
+    """The policy of the best tree that a drafter's scores allow: given the predecessor, if any."""
+    return "marginal" if kind == "dflash" else "best-first"
 
 
 def find_policy(name: str, kind: DrafterKind = "dflash2") -> Policy:
@@ -140,7 +145,7 @@ def find_policy(name: str, kind: DrafterKind = "dflash2") -> Policy:
             hint=(f"did you mean `{near[0]}`? " if near else "")
             + f"known policies: {', '.join(POLICIES)}",
         )
-    if kind == "dflash" and name == "best-first":
+    if name == "best-first" and best_tree(kind) != name:
         raise InputError(
             "policy `best-first` needs scores given the predecessor, which a dflash drafter "
             "does not have",

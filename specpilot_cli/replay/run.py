@@ -60,7 +60,7 @@ def replay(
     names = default_policies(options, kind) if policies is None else dict.fromkeys(policies)
     found = [find_policy(name, kind) for name in names]
     used_mode = resolve_mode(metadata, mode)
-    _warn_if_packed(metadata, budgets, options, reporter)
+    warn_if_packed(metadata, budgets, options, reporter)
     chosen = _fitted(found, recording, budgets, options, reporter)
     facts = LatticeFacts.empty(n_positions)
     rows = run_policies(
@@ -129,6 +129,21 @@ def check_nodes(nodes: Sequence[int]) -> list[int]:
     return sorted(set(nodes))
 
 
+def warn_if_packed(
+    metadata: LatticeMetadata, budgets: Sequence[int], options: ReplayOptions, reporter: Reporter
+) -> None:
+    """Warn where `budgets`, ascending, or the options read scores that packing dropped."""
+    packed = metadata.packed
+    if packed is None:
+        return
+    changed = options.temperature != 1.0 or options.recall is not None
+    if budgets[-1] > packed.exact_nodes or options.top_k > packed.top_k or changed:
+        reporter.warn(
+            f"this packed recording kept the scores that trees of up to {packed.exact_nodes} nodes "
+            f"and --top-k {packed.top_k} read at temperature 1; beyond that, τ is approximate"
+        )
+
+
 def _fitted(
     policies: Sequence[Policy],
     recording: LatticeSource,
@@ -167,19 +182,4 @@ def _warn_of_mismatch(facts: LatticeFacts, reporter: Reporter) -> None:
             f"the recorded stock chain leaves the argmax of the recorded scores at "
             f"{facts.chain_mismatch:.1%} of the steps; scores and stock choice may not belong "
             "together"
-        )
-
-
-def _warn_if_packed(
-    metadata: LatticeMetadata, budgets: Sequence[int], options: ReplayOptions, reporter: Reporter
-) -> None:
-    """A packed recording dropped the scores that other settings than these would read."""
-    packed = metadata.packed
-    if packed is None:
-        return
-    changed = options.temperature != 1.0 or options.recall is not None
-    if budgets[-1] > packed.exact_nodes or options.top_k > packed.top_k or changed:
-        reporter.warn(
-            f"this packed recording kept the scores that trees of up to {packed.exact_nodes} nodes "
-            f"and --top-k {packed.top_k} read at temperature 1; beyond that, τ is approximate"
         )

@@ -11,6 +11,7 @@ import pytest
 
 from specpilot_cli.diagnose.outcome import Outcome
 from specpilot_cli.diagnose.run import Diagnosis, Given, diagnose
+from specpilot_cli.replay.run import replay
 from specpilot_cli.schema.lattice import LatticeRecording
 
 Recorded = Callable[..., LatticeRecording]
@@ -123,6 +124,32 @@ def test_a_chain_that_is_not_the_walk_is_named(recorded: Recorded):
     choice[::5, 2] = 4098
     outside = outcome(diagnose(replace(healthy, stock_choice=choice)), "chain-walk")
     assert outside.numbers["outside_lattice_ratio"] == pytest.approx(0.2, abs=0.01)
+
+
+def test_dspark_chains_that_leave_the_candidates_are_healthy(recorded: Recorded):
+    healthy = recorded()
+    dspark = healthy.metadata.model_copy(update={"drafter_kind": "dspark"})
+    choice = healthy.stock_choice.copy()
+    choice[::5, 2] = 4098
+    leaving = outcome(
+        diagnose(replace(healthy, metadata=dspark, stock_choice=choice)), "chain-walk"
+    )
+    assert leaving.state == "clear"
+    assert leaving.numbers["off_walk_ratio"] == 0
+    assert leaving.numbers["outside_lattice_ratio"] == pytest.approx(0.2, abs=0.01)
+    choice[1::5, 2] = healthy.candidate_ids[1::5, 2, 7]
+    other = outcome(diagnose(replace(healthy, metadata=dspark, stock_choice=choice)), "chain-walk")
+    assert other.state == "found"
+    choice[:, 0] = 9999  # beyond the vocabulary, so never a candidate
+    none = outcome(diagnose(replace(healthy, metadata=dspark, stock_choice=choice)), "chain-walk")
+    assert none.state == "not checked"
+
+
+def test_plain_dflash_is_held_against_its_marginal_tree(plain_dflash: LatticeRecording):
+    found = diagnose(plain_dflash)
+    assert found.tree.value == replay(plain_dflash, ["marginal"], nodes=[32]).rows[0].tau.value
+    assert outcome(found, "chain-walk").state == "clear"
+    assert found.chain.value < found.tree.value < found.oracle.value
 
 
 def test_one_hard_benchmark_is_a_note_and_no_alarm(recorded: Recorded):

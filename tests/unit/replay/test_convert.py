@@ -247,6 +247,8 @@ def test_pack_and_inspect_commands(
     results = json.loads(capsys.readouterr().out)["results"]
     assert results["packed"] == {"exact_nodes": 9, "top_k": 4}
     assert (results["steps"], results["drafter_kind"]) == (8, "dflash2")
+    assert entry.main(["lattice", "inspect", str(packed)]) == 0
+    assert "packed\texact_nodes 9, top_k 4" in capsys.readouterr().out
     packed.write_bytes(packed.read_bytes()[:-3])
     assert entry.main(["lattice", "inspect", str(packed)]) == 2
     assert str(packed) in capsys.readouterr().err

@@ -106,6 +106,11 @@ def test_a_tree_file_is_written_read_and_replayed_by_the_command(
     assert "<svg" in page.read_text(encoding="utf-8")
     assert entry.main(["replay", str(path), "--policy", "sequoia"]) == 2
     assert "needs lattices" in capsys.readouterr().err
+    assert entry.main(["lattice", "inspect", str(path)]) == 0
+    assert f"nodes\t{trees.node_token.size}" in capsys.readouterr().out
+    for command in (["diagnose", str(path)], ["lattice", "pack", str(path), "-o", "x.safetensors"]):
+        assert entry.main(command) == 2
+        assert "trees of an EAGLE drafter, no lattices" in capsys.readouterr().err
 
 
 def changed(trees: TreeRecording, name: str, at: int, value: Any) -> TreeRecording:

@@ -73,6 +73,23 @@ def test_batch_as_json_and_as_a_page(
     assert "shared:rows=32,block=8" in text
 
 
+def test_a_packed_recording_warns_beyond_what_it_kept(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    packed = str(tmp_path / "packed.safetensors")
+    assert main(["lattice", "pack", files["lattice"], "-o", packed, "--nodes", "16"]) == 0
+    command = ["simulate", "batch", packed, "--step-times", files["times"]]
+    assert main([*command, "--policy", "ar", "--policy", "tree:nodes=16,block=8"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*command, "--policy", "tree:nodes=17,block=8"]) == 0
+    assert "kept the scores that trees of up to 16 nodes" in capsys.readouterr().err
+    flags = ["simulate", "tlv", packed, "--q-flags", files["flags"], "--nodes"]
+    assert main([*flags, "16"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*flags, "32"]) == 0
+    assert "kept the scores that trees of up to 16 nodes" in capsys.readouterr().err
+
+
 def test_tlv_prints_the_break_even(files: dict[str, str], capsys: pytest.CaptureFixture[str]):
     command = ["simulate", "tlv", files["lattice"], "--q-flags", files["flags"]]
     assert main(command) == 0
