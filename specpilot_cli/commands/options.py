@@ -74,9 +74,6 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of every random ch
 TargetFolder = Annotated[
     Path, typer.Option("--target", metavar="DIR", help="Target model folder (BF16 or W12).")
 ]
-DrafterFolder = Annotated[
-    Path, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
-]
 OptionalDrafterFolder = Annotated[
     Path | None, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
 ]

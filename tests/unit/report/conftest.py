@@ -46,12 +46,28 @@ def _speedup_panel(heading: str, projected: bool) -> speedup_curve.SpeedupPanel:
 def _w12_tensors() -> w12_tensors.W12TensorsData:
     point = w12_tensors.W12Point
     points = (
-        point("model.layers.0.mlp.up_proj.weight", (256, 512), 12.08, 12.0, 8, 131072,
-              (90, 105, 107, 108, 112)),
-        point("model.layers.1.mlp.up_proj.weight", (256, 512), 12.12, 12.0, 130, 131072,
-              (100, 106, 107, 109, 112), 3),
-        point("model.layers.0.self_attn.q_proj.weight", (128, 128), 12.5, 12.0, 0, 16384, None,
-              128),
+        point(
+            "model.layers.0.mlp.up_proj.weight",
+            (256, 512),
+            12.08,
+            12.0,
+            8,
+            131072,
+            (90, 105, 107, 108, 112),
+        ),
+        point(
+            "model.layers.1.mlp.up_proj.weight",
+            (256, 512),
+            12.12,
+            12.0,
+            130,
+            131072,
+            (100, 106, 107, 109, 112),
+            3,
+        ),
+        point(
+            "model.layers.0.self_attn.q_proj.weight", (128, 128), 12.5, 12.0, 0, 16384, None, 128
+        ),
     )
     return w12_tensors.W12TensorsData(points, CONDITION)
 
