@@ -51,6 +51,20 @@ ConcurrencyOption = Annotated[
 RepeatOption = Annotated[
     int, typer.Option(min=1, max=1000, help="Run through the requests so many times.")
 ]
+FlagsOption = Annotated[
+    Path, typer.Option("--q-flags", metavar="FILE", help="Where the Q pass agrees, `.jsonl`.")
+]
+NodesOption = Annotated[int, typer.Option(min=1, max=4096, help="Nodes of an exact pass.")]
+BlockOption = Annotated[
+    int | None, typer.Option(min=2, help="Draft block. Default: the recorded one.")
+]
+TimesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MS,MS,MS,MS,MS",
+        help="Milliseconds: draft, Q pass, exact pass, glue of one level, glue of two levels.",
+    ),
+]
 
 
 @app.command()
@@ -133,21 +147,10 @@ def _print_batches(found: list[BatchResult], source: str) -> None:
 @app.command()
 def tlv(
     lattice: options.LatticePath,
-    q_flags: Annotated[
-        Path,
-        typer.Option("--q-flags", metavar="FILE.jsonl", help="Where the Q pass agrees, by token."),
-    ],
-    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes of an exact pass.")] = 32,
-    block: Annotated[
-        int | None, typer.Option(min=2, help="Drafter's block. Default: the recorded one.")
-    ] = None,
-    times: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MS,MS,MS,MS,MS",
-            help="Milliseconds: draft, Q pass, exact pass, glue of one level, glue of two levels.",
-        ),
-    ] = None,
+    q_flags: FlagsOption,
+    nodes: NodesOption = 32,
+    block: BlockOption = None,
+    times: TimesOption = None,
     seed: options.SeedOption = 0,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
