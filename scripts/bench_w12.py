@@ -14,6 +14,7 @@ columns take turns. Columns:
                 adds escapes and sends sums between CTAs
     view        the 8-bit view pass, as a chain; its ratio is to `chain`
     view_floor  the view pass multiplying nothing
+    portable    the kernel for other GPUs, which needs nothing newer than sm_80, as a chain
     warm        W12 chain and cuBLAS on a single copy, which L2 holds in part; ratio of the two
 
 `read` is the share of the measured read bandwidth that `chain` reaches with the bytes it must
@@ -41,7 +42,16 @@ from bench_w12_table import means, show, show_row
 from torch.nn.functional import linear
 
 from specpilot_kernels import build
-from specpilot_kernels.w12 import gemm, gemm_sm90, layout, modules, selfcheck, shapes, tune
+from specpilot_kernels.w12 import (
+    gemm,
+    gemm_mma,
+    gemm_sm90,
+    layout,
+    modules,
+    selfcheck,
+    shapes,
+    tune,
+)
 from specpilot_kernels.w12.plans import Plan, shape_name, store
 from specpilot_kernels.w12.selfcheck import Work, in_turns
 from specpilot_kernels.w12.weight import W12Weight
@@ -126,6 +136,7 @@ def bench(
         "floor": w12(True, stream_only=True),
         "view": w12(True, view_only=True),
         "view_floor": w12(True, view_only=True, stream_only=True),
+        "portable": [partial(gemm_mma.gemm, x, one, None, out) for one in weights.w12],
         "cublas_warm": [partial(linear, x, weights.bf16[0])] * count,
         "warm": w12(True)[:1] * count,
     }
@@ -146,38 +157,45 @@ def row_of(weights: Weights, rows: int, times: dict[str, float], read: float) ->
         "floor_ratio": times["cublas"] / times["floor"],
         "view_ratio": times["chain"] / times["view"],
         "view_floor_ratio": times["chain"] / times["view_floor"],
+        "portable_ratio": times["cublas"] / times["portable"],
         "warm_ratio": times["cublas_warm"] / times["warm"],
         "read_ratio": moved / times["chain"] / read,
         "cublas_read_ratio": 2 * math.prod(weights.shape) / times["cublas"] / read,
     }
 
 
-def stack(table: dict[str, Weights], replays: int) -> dict[str, float]:
-    """Seconds of the linears of 64 layers in one graph, one row, each fed by the one before."""
+def stack(table: dict[str, Weights], replays: int) -> dict[str, dict[str, float]]:
+    """Seconds of the linears of 64 layers in one graph, one row, each fed by the one before.
+
+    `alone`: nothing else. `between`: two small kernels after each, as in a layer; no kernel of
+    either kind can start before the one ahead of it has ended, unless both take part.
+    """
     x = torch.empty((1, 5120), dtype=torch.bfloat16, device="cuda").normal_()
 
-    def layers(kind: str) -> torch.Tensor:
-        y = x
-
-        def step(name: str, number: int, value: torch.Tensor) -> torch.Tensor:
-            several = getattr(table[name], kind)
-            one = several[number % len(several)]
-            value = value[:, : one.shape[1]]
-            return linear(value, one) if kind == "bf16" else gemm.gemm(value, one)
-
+    def layers(kind: str, *, between: bool) -> torch.Tensor:
+        value = x
         for number in range(LAYERS):
             attention = number % ATTENTION_EVERY == ATTENTION_EVERY - 1
             mixer = ("attn_qkv", "attn_o") if attention else ("gdn_in", "gdn_out")
             for name in (*mixer, "gate_up", "down"):
-                y = step(name, number, y)
-        return y
+                several = getattr(table[name], kind)
+                one = several[number % len(several)]
+                value = value[:, : one.shape[1]]
+                if between:
+                    value = torch.nn.functional.silu(value)
+                    value = torch.nn.functional.rms_norm(value, value.shape[-1:])
+                value = linear(value, one) if kind == "bf16" else gemm.gemm(value, one)
+        return value
 
-    works: dict[str, list[Work]] = {
-        "cublas": [partial(layers, "bf16")],
-        "w12": [partial(layers, "w12")],
-    }
-    times = in_turns(works, replays)
-    return {**times, "ratio": times["cublas"] / times["w12"]}
+    found = {}
+    for name, between in (("alone", False), ("between", True)):
+        works: dict[str, list[Work]] = {
+            "cublas": [partial(layers, "bf16", between=between)],
+            "w12": [partial(layers, "w12", between=between)],
+        }
+        times = in_turns(works, replays)
+        found[name] = {**times, "ratio": times["cublas"] / times["w12"]}
+    return found
 
 
 def escapes(replays: int) -> list[dict[str, float]]:
@@ -326,6 +344,7 @@ def main() -> int:
     torch.manual_seed(0)
     gemm.warm()
     gemm.warm(view_only=True)
+    gemm_mma.warm(torch.cuda.current_device())
     if options.plans:
         chosen = shapes.distinct([shapes.QWEN_27B])
         plans = {shape_name(*shape): tune.measure(shape) for shape in chosen}

@@ -16,6 +16,7 @@ BARS = (
 )
 RATIOS = (
     "ratio", "plain_ratio", "floor_ratio", "warm_ratio", "view_ratio", "view_floor_ratio",
+    "portable_ratio",
 )  # fmt: skip
 _HEAD = "projection   cublas   plain ratio   chain ratio   read   floor ratio    view ratio  warm"
 
@@ -78,9 +79,8 @@ def show(document: dict[str, Any]) -> None:
         print(f"sustained, 64 rows, {row['projection']}: {row['ratio']:.3f} ({row['clocks']})")
     for row in document.get("escapes", []):
         print(f"escapes {row['escape_ratio']:.3%}, {row['rows']} rows: {row['ratio']:.3f}")
-    if "stack" in document:
-        times = document["stack"]
-        print(f"64 layers, 1 row: cuBLAS {times['cublas'] * 1e3:.3f} ms, W12 "
+    for name, times in document.get("stack", {}).items():
+        print(f"64 layers, 1 row, {name}: cuBLAS {times['cublas'] * 1e3:.3f} ms, W12 "
               f"{times['w12'] * 1e3:.3f} ms, ratio {times['ratio']:.3f}")  # fmt: skip
     print(f"host time of an eager call {document['host_s'] * 1e6:.1f} us; clocks "
           f"{document['clocks']}; {document['wall_s']:.0f} s in all")  # fmt: skip
