@@ -48,7 +48,7 @@ Workers = Annotated[
         "--workers",
         min=1,
         max=1024,
-        help="Worker threads; default: the processors, at most 8. Beyond 16 they find no work.",
+        help="Worker threads. Default: the processors, at most 8; beyond 16 they find no work.",
     ),
 ]
 Resume = Annotated[

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from specpilot_cli.replay.anchors import Anchors
 
 Int64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -43,14 +44,13 @@ class LatticeFacts:
         self.requests += int(np.count_nonzero(anchors.count))
         self.known += known.sum(axis=0)
         self.found += (anchors.truth_in_lattice() & known).sum(axis=0)
-        choice = anchors.recording.stock_choice[anchors.step, : anchors.n_positions]
-        inside = (anchors.candidate_ids == choice[:, :, None]).any(axis=-1)
+        inside, off = stock_walk(anchors)
         self.outside += (~inside).sum(axis=0)
         whole = inside.all(axis=1)
         if anchors.metadata.drafter_kind != "dspark":  # other stock chains never leave
             whole = np.ones_like(whole)
         self.compared += int(whole.sum())
-        self.differing += int((_differs_from_argmax(anchors, choice) & whole).sum())
+        self.differing += int((off & whole).sum())
 
     @property
     def recall(self) -> npt.NDArray[np.float64]:
@@ -80,12 +80,19 @@ def recall_by_position(anchors: Anchors) -> npt.NDArray[np.float64]:
     return facts.recall
 
 
-def _differs_from_argmax(anchors: Anchors, choice: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    index = np.zeros(anchors.n_anchors, dtype=np.int64)
-    differs = np.zeros(anchors.n_anchors, dtype=np.bool_)
-    recording = anchors.recording
+def stock_walk(anchors: Anchors) -> tuple[Bools, Bools]:
+    """Which of stock's tokens are candidates, [A, P], and whose chain is not the scores' walk, [A].
+
+    The walk takes the best candidate after each choice; among equal scores, any is the best.
+    """
+    recording, step = anchors.recording, anchors.step
+    choice = recording.stock_choice[step, : anchors.n_positions]
+    match = anchors.candidate_ids == choice[:, :, None]
+    inside, index = match.any(axis=-1), match.argmax(axis=-1)
+    off = ~inside.all(axis=1)
+    before = np.zeros(anchors.n_anchors, dtype=np.int64)
     for position in range(anchors.n_positions):
-        row = recording.edge[anchors.step, position, anchors.rows(index)]
-        index = row.argmax(axis=-1)
-        differs |= recording.candidate_ids[anchors.step, position, index] != choice[:, position]
-    return differs
+        row = recording.edge[step, position, anchors.rows(before)]
+        before = index[:, position]
+        off |= row[np.arange(len(row)), before] < row.max(axis=-1)
+    return inside, off

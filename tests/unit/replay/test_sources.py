@@ -15,12 +15,20 @@ from specpilot_cli.io.lattice_file import LatticeFiles, read_lattice, write_latt
 from specpilot_cli.replay.anchors import AS_RECORDED, ReplayOptions, StepCost, prepare
 from specpilot_cli.replay.calibration import calibrate
 from specpilot_cli.replay.document import replay_document
+from specpilot_cli.replay.facts import stock_walk
 from specpilot_cli.replay.pack import pack, rows_read
 from specpilot_cli.replay.policies import POLICIES
 from specpilot_cli.replay.run import replay, replay_accept_lengths
 from specpilot_cli.schema.lattice import LatticeRecording, Packing
 from specpilot_cli.ui import SilentReporter
-from specpilot_kernels.trees import BUILDERS, Lattices, accepted_counts, build, marginal_log_probs
+from specpilot_kernels.trees import (
+    BUILDERS,
+    Lattices,
+    accepted_counts,
+    build,
+    edge_log_probs,
+    marginal_log_probs,
+)
 
 Make = Callable[..., LatticeRecording]
 EVERY = sorted(POLICIES)
@@ -44,6 +52,24 @@ class Ear(SilentReporter):
 
     def progress(self, label: str, done: int, total: int) -> None:
         self.done.append((done, total))
+
+
+def test_of_two_equal_scores_stock_may_take_either(random_recording: Make) -> None:
+    rec = random_recording(23)
+    edge, ids = rec.edge.copy(), rec.candidate_ids
+    edge[:, 0, :, 1] = edge[:, 0, :, 0] = edge[:, 0].max(axis=-1) + 1
+    edge = edge_log_probs(edge)
+    for index, expected in ((0, False), (1, False), (2, True)):
+        choice = np.empty_like(rec.stock_choice)
+        choice[:, 0] = ids[:, 0, index]
+        for position in range(1, choice.shape[1]):
+            before = (ids[:, position - 1] == choice[:, position - 1, None]).argmax(axis=1)
+            best = edge[np.arange(len(ids)), position, before].argmax(axis=1)
+            choice[:, position] = ids[np.arange(len(ids)), position, best]
+        changed = dataclasses.replace(rec, edge=edge, stock_choice=choice)
+        inside, off = stock_walk(prepare(changed, AS_RECORDED))
+        assert inside.all()
+        assert off.all() == off.any() == expected
 
 
 def test_every_builder_is_a_policy_and_every_policy_a_builder() -> None:
