@@ -37,9 +37,10 @@ class Encoded:
 class Facts:
     """One per process, and of one tensor-parallel rank.
 
-    encoded: name -> weight. kept: name -> why it stays BF16. The drafter's names begin with
-    "drafter.". apart: why layers that could be one weight are not. decoded: tensors that were read from W12 records. tp_size: ranks that share each
-    layer. asked: SGLang built a model with W12.
+    encoded: name -> weight, by its first layer. kept: name -> why it stays BF16. The drafter's
+    names begin with "drafter.". apart: why layers that could be one weight are not. decoded:
+    tensors that were read from W12 records. tp_size: ranks that share each layer. asked: SGLang
+    built a model with W12.
     """
 
     encoded: dict[str, Encoded] = field(default_factory=dict)

@@ -4,8 +4,9 @@ SGLang's own loaders shard and merge the BF16 weight, whatever the parallelism; 
 encoded then. So each rank encodes its shard, and nothing of a loader knows W12. The BF16 weight is
 dropped: a layer's weight is None afterwards, and code that would read it fails instead of using it.
 
-Layers of a `Fusion` are encoded together. `W12LinearMethod` is not an `UnquantizedLinearMethod`, by which SGLang recognises layers whose
-weight may be read. A layer that stays BF16 becomes a stock layer, method included.
+`W12LinearMethod` is not an `UnquantizedLinearMethod`, by which SGLang recognises layers whose
+weight may be read. A layer that stays BF16 becomes a stock layer, method included. Layers with a
+`Fusion` are encoded together.
 """
 
 from __future__ import annotations
