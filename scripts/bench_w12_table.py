@@ -81,7 +81,6 @@ def show(document: dict[str, Any]) -> None:
         print(f"escapes {row['escape_ratio']:.3%}, {row['rows']} rows: {row['ratio']:.3f}")
     for name, times in document.get("stack", {}).items():
         print(f"64 layers, 1 row, {name}: cuBLAS {times['cublas'] * 1e3:.3f} ms, W12 "
-              f"{times['w12'] * 1e3:.3f} ms, fetching what follows {times['following'] * 1e3:.3f} "
-              f"ms, ratio {times['ratio']:.3f}")  # fmt: skip
+              f"{times['w12'] * 1e3:.3f} ms, ratio {times['ratio']:.3f}")  # fmt: skip
     print(f"host time of an eager call {document['host_s'] * 1e6:.1f} us; clocks "
           f"{document['clocks']}; {document['wall_s']:.0f} s in all")  # fmt: skip

@@ -48,7 +48,7 @@ ensure_sglang_venv() {
   echo "setting up $folder (once)" >&2
   rm -f "$folder/.stamp"
   "$python" -m venv "$folder" || return 3
-  local install=("$folder/bin/python" -m pip install -qq --no-compile)
+  local install=("$folder/bin/python" -m pip install -qq --no-compile --no-warn-conflicts)
   "${install[@]}" "$SPECPILOT_CPU_TORCH" >&2 || return 3
   "${install[@]}" --no-deps -r "$engine/requirements.txt" >&2 || return 3
   "${install[@]}" --no-deps -e . >&2 || return 3

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
 
-from w12_cases import normal, same_bits  # noqa: E402
+from w12_cases import little_memory, normal, same_bits  # noqa: E402
 
 from specpilot_kernels.w12 import selfcheck  # noqa: E402
 from tests.unit.sglang_plugin import fake_sglang  # noqa: E402
@@ -120,15 +120,9 @@ def test_a_head_with_padding_rows(plugin: Any) -> None:
 
 def test_too_little_memory_names_the_layer(plugin: Any) -> None:
     layer = plugin.make(8192, [8192], "big")
-    torch.cuda.empty_cache()
-    _, total = torch.cuda.mem_get_info()
-    used = torch.cuda.memory_reserved()
-    torch.cuda.set_per_process_memory_fraction((used + (16 << 20)) / total)
-    try:
-        with pytest.raises(plugin.product.W12Error, match="too little GPU memory to encode `big`"):
-            layer.finish()
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    message = "too little GPU memory to encode `big`"
+    with little_memory(), pytest.raises(plugin.product.W12Error, match=message):
+        layer.finish()
     layer.finish()
     assert layer.weight is None
 

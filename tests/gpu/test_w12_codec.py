@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="no CUDA device: torch is not instal
 device = pytest.importorskip("specpilot_kernels.w12.device")
 gpu_codec = pytest.importorskip("specpilot_kernels.w12.gpu_codec")
 
+from w12_cases import little_memory  # noqa: E402
+
 pytestmark = pytest.mark.gpu
 
 Bits = npt.NDArray[np.uint16]
@@ -236,16 +238,11 @@ def test_arrays_larger_than_a_staging_buffer_survive() -> None:
 
 def test_a_tensor_larger_than_the_memory_is_refused_and_the_next_one_works() -> None:
     bits = normal(4096, 8192)
-    torch.cuda.empty_cache()
-    room = torch.cuda.memory_reserved() + (32 << 20)
-    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.mem_get_info()[1])
-    try:
+    with little_memory(32 << 20):
         with pytest.raises(gpu_codec.GpuMemoryError, match="does not fit"):
             encode(bits)
         small = bits[:64]
         assert gpu_codec.GpuStripeCodec().matches_stripe(small, codec.encode(small))
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_hostile_lists_stay_inside_their_parts() -> None:

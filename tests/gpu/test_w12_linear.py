@@ -228,18 +228,3 @@ def test_a_damaged_window_is_not_the_original(square: W12Weight) -> None:
     weight.scale[5] *= 2
     x = inputs(8, 64)
     assert selfcheck.wrong_elements(gemm.gemm(x, weight), x, weights) == 8
-
-
-@pytest.mark.parametrize("rows", [1, 40])
-def test_what_follows_changes_nothing(rows: int) -> None:
-    """Products in a chain, each told of the next one, of any shape, and of a wrong one."""
-    generator = torch.Generator(device="cuda").manual_seed(7)
-    shapes = [(5120, 6144), (16384, 640), (128, 64), (140 * 128, 320)]
-    weights = [exact(normal(generator, *shape)) for shape in shapes]
-    for weight in weights:
-        x = normal(generator, rows, weight.shape[1])
-        expected = w12_linear(x, weight)
-        for following in weights:
-            assert same_bits(w12_linear(x, weight, following=following), expected)
-    with pytest.raises(ValueError, match="following must be"):
-        gemm.gemm(x, weights[-1], following=weights[0].scale)

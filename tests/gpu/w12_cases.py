@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -111,3 +112,23 @@ def exact(weights: torch.Tensor) -> W12Weight:
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two bfloat16 tensors have the same patterns."""
     return torch.equal(first.view(torch.int16), second.view(torch.int16))
+
+
+@contextmanager
+def little_memory(spare_bytes: int = 16 << 20) -> Iterator[None]:
+    """Let torch take no more than so much from the device, whatever it has kept until now."""
+    torch.cuda.empty_cache()
+    taken = []
+    for size in (64 << 20, 16 << 20, 2 << 20):
+        reserved = torch.cuda.memory_reserved()
+        while torch.cuda.memory_reserved() == reserved:
+            taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        taken.pop()  # this one was new memory
+        torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    limit = torch.cuda.memory_reserved() + spare_bytes
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from specpilot_kernels import build, launch
-from specpilot_kernels.w12 import gemm_mma, gemm_sm90, layout, modules
+from specpilot_kernels.w12 import gemm_mma, gemm_sm90, modules
 from specpilot_kernels.w12.weight import W12Weight
 from specpilot_kernels.w12.workspace import NotWarmed
 
@@ -28,7 +28,7 @@ class Kernel(Protocol):
 
     def gemm(
         self, x: torch.Tensor, weight: W12Weight, bias: torch.Tensor | None, out: torch.Tensor,
-        *, view_only: bool = False, dependent: bool = True, following: torch.Tensor | None = None,
+        *, view_only: bool = False, dependent: bool = True,
     ) -> None: ...  # fmt: skip
 
     def warm(self, device: int, *, view_only: bool = False) -> None: ...
@@ -42,7 +42,6 @@ def gemm(
     out: torch.Tensor | None = None,
     view_only: bool = False,
     dependent: bool = True,
-    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x times the weight plus bias, bfloat16 [rows, out_features], summed in float32.
 
@@ -52,8 +51,6 @@ def gemm(
     view_only: multiply by the 8-bit view of each weight; see `reference_gemm.weights`.
     dependent: let the kernel fetch weights while the one ahead of it on the stream still runs
         (programmatic dependent launch).
-    following: the `records` of the weight that is probably multiplied next on this GPU: while
-        other kernels run before that, their beginning is fetched into L2 (on Hopper).
 
     The result is the same from call to call, and each row's is the same whatever rows come with
     it. Runs on torch's current stream. ValueError for tensors that do not fit, UnsupportedGpu,
@@ -69,14 +66,10 @@ def gemm(
         out = x.new_empty((x.shape[0], weight.shape[0]))
     else:
         _check_out(out, x, weight)
-    if following is not None:
-        _check_following(following, x)
     if x.shape[0] == 0:
         return out
     with torch.cuda.device(x.device):
-        kernel(x.device.index).gemm(
-            x, weight, bias, out, view_only=view_only, dependent=dependent, following=following
-        )
+        kernel(x.device.index).gemm(x, weight, bias, out, view_only=view_only, dependent=dependent)
     return out
 
 
@@ -141,14 +134,3 @@ def _check_out(out: torch.Tensor, x: torch.Tensor, weight: W12Weight) -> None:
             f"out must be bfloat16 {list(shape)} on {x.device} with contiguous rows, got "
             f"{out.dtype} {list(out.shape)} on {out.device}, strides {list(out.stride())}"
         )
-
-
-def _check_following(following: torch.Tensor, x: torch.Tensor) -> None:
-    fits = following.dim() == 3 and following.shape[-1] == layout.RECORD_BYTES
-    if not fits or following.dtype != torch.uint8 or following.device != x.device:
-        raise ValueError(
-            f"following must be records, uint8 [tiles, blocks, {layout.RECORD_BYTES}] on "
-            f"{x.device}, got {following.dtype} {list(following.shape)} on {following.device}"
-        )
-    if not following.is_contiguous():
-        raise ValueError("following must be contiguous")

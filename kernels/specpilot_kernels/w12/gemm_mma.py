@@ -60,13 +60,12 @@ def gemm(
     *,
     view_only: bool = False,
     dependent: bool = True,
-    following: torch.Tensor | None = None,
 ) -> None:
     """Write x [rows, in_features] times the weight, plus bias, to `out` [rows, out_features].
 
     1 to 64 rows. All tensors bfloat16 on the weight's device, which must be current, the last
     dimension contiguous; see `gemm.gemm`, which checks. dependent: without effect before sm_90.
-    following: without effect. ValueError for more than 8 million output channels.
+    ValueError for more than 8 million output channels.
     """
     rows, index = x.shape[0], x.device.index
     x = inputs.aligned(x)

@@ -25,9 +25,6 @@ _EMPTY: Final = -1
 _SM_IDS: Final = 1024
 """Room for every value of %smid, which need not be dense."""
 
-FOLLOWING_UNITS: Final = 8
-"""Records of the next product that each CTA fetches into L2, 12 KB each."""
-
 _pack = struct.Struct(modules.GEMM_SM90_PARAMS).pack
 _split = cache(split)
 _launchers: dict[tuple[int, int, bool, bool, bool], launch.Launcher] = {}
@@ -69,13 +66,12 @@ def gemm(
     dependent: bool = True,
     stream_only: bool = False,
     workers: int | None = None,
-    following: torch.Tensor | None = None,
 ) -> None:
     """Write x [rows, in_features] times the weight, plus bias, to `out` [rows, out_features].
 
     1 to 64 rows. All tensors bfloat16 on the weight's device, which must be current, the last
     dimension contiguous; see `gemm.gemm`, which checks. stream_only: write nothing of use, move
-    the same bytes. workers: so many CTAs instead of the rule's choice. following: see `gemm.gemm`.
+    the same bytes. workers: so many CTAs instead of the rule's choice.
     """
     rows, cols = x.shape
     index = x.device.index
@@ -95,24 +91,11 @@ def gemm(
             weight.records.data_ptr(), weight.scale.data_ptr(), weight.escape_ptr.data_ptr(),
             weight.escapes.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
             scratch.partials.data_ptr(), scratch.overflow.data_ptr(), scratch.issuing.data_ptr(),
-            0 if following is None else following.data_ptr(), out.stride(0), rows, out.shape[1],
-            blocks, shares.workers,
+            out.stride(0), rows, out.shape[1], blocks, shares.workers,
             _LINGER_CYCLES if shares.workers < grid else 0, shares.split_tiles, shares.share,
-            shares.longer, shares.whole_tiles, *_beginning(following, sms),
+            shares.longer, shares.whole_tiles,
         ),
     )  # fmt: skip
-
-
-def _beginning(following: torch.Tensor | None, sms: int) -> tuple[int, int, int, int]:
-    """`following_workers` and so on: where the CTAs begin with records [tiles, blocks, 12288]."""
-    if following is None:
-        return 0, 0, 0, 0
-    tiles, blocks, _ = following.shape
-    shares = _split(tiles, blocks, sms)
-    if shares.split_tiles:
-        return shares.workers, shares.share, shares.longer, min(FOLLOWING_UNITS, shares.share)
-    units = shares.whole_tiles * blocks
-    return shares.workers, units, 0, min(FOLLOWING_UNITS, units)
 
 
 def warm(device: int, *, view_only: bool = False) -> None:

@@ -32,25 +32,18 @@ _log = logging.getLogger(__name__)
 
 
 def w12_linear(
-    x: torch.Tensor,
-    weight: W12Weight,
-    bias: torch.Tensor | None = None,
-    *,
-    dependent: bool = True,
-    following: W12Weight | None = None,
+    x: torch.Tensor, weight: W12Weight, bias: torch.Tensor | None = None, *, dependent: bool = True
 ) -> torch.Tensor:
     """Return x [..., in_features] times the weight plus bias, bfloat16 [..., out_features].
 
-    x: bfloat16 on the weight's GPU. bias: bfloat16 [out_features]. dependent, and `following`, the
-    weight that is probably multiplied next: see `gemm.gemm`.
+    x: bfloat16 on the weight's GPU. bias: bfloat16 [out_features]. dependent: see `gemm.gemm`.
     Sums in float32. Up to `plans.Plan.passes_rows` rows, each row's result is independent of the
     others; above, cuBLAS decides. ValueError for tensors that do not fit, UnsupportedGpu.
     """
     rows, _ = weight.shape
     return torch.ops.specpilot.w12_linear(
-        x, ops.tensors_of(weight), bias, rows, dependent=dependent,
-        following=None if following is None else following.records,
-    )  # fmt: skip
+        x, ops.tensors_of(weight), bias, rows, dependent=dependent
+    )
 
 
 def w12_linear_view(

@@ -77,7 +77,7 @@ GEMM_ROWS: Final = (8, 16, 32, 48, 64)
 """Variants of the GEMM kernels, by the most rows of x that they take."""
 
 GEMM_SM90_THREADS: Final = 320
-GEMM_SM90_PARAMS: Final = "@10Pq13i4x"
+GEMM_SM90_PARAMS: Final = "@9Pq9i4x"
 """`struct Params` of the Hopper kernel, padded to a multiple of its alignment."""
 
 _SM90_SHARED_BYTES: Final = 112 * 1024
@@ -105,7 +105,9 @@ def gemm_sm90_shared_bytes(rows: int, *, view_only: bool) -> int:
 
 
 @cache
-def gemm_sm90(rows: int, *, view_only: bool = False, stream_only: bool = False) -> KernelModule:
+def gemm_sm90(
+    rows: int, *, view_only: bool = False, stream_only: bool = False
+) -> KernelModule:
     """The Hopper GEMM for up to `rows` rows, one of `GEMM_ROWS`.
 
     view_only: reads the 8-bit view of each record alone. stream_only: moves the same bytes and

@@ -1,8 +1,7 @@
 """The torch operators `specpilot::w12_linear` and `specpilot::w12_linear_view`.
 
 Importing this module registers them. They take the tensors of a `W12Weight` instead of the
-object, so that `torch.compile`, fake tensors and CUDA graphs see plain operators. `following` is
-the `records` of the weight that is probably multiplied next, see `gemm.gemm`. Both are for
+object, so that `torch.compile`, fake tensors and CUDA graphs see plain operators. Both are for
 inference: no gradient goes through them.
 """
 
@@ -18,7 +17,7 @@ from specpilot_kernels.w12.weight import W12Weight
 
 _SCHEMAS = (
     "w12_linear(Tensor x, Tensor[] weight, Tensor? bias, int out_features, Tensor? copy=None, "
-    "int copy_above=0, bool dependent=True, Tensor? following=None) -> Tensor",
+    "int copy_above=0, bool dependent=True) -> Tensor",
     "w12_linear_view(Tensor x, Tensor[] weight, Tensor? bias, int out_features, "
     "bool dependent=True) -> Tensor",
 )
@@ -37,11 +36,6 @@ def tensors_of(weight: W12Weight) -> list[torch.Tensor]:
     ]  # fmt: skip
 
 
-def records_of(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The records among them, which other products take as `following`."""
-    return tensors[3]
-
-
 def weight_of(tensors: list[torch.Tensor], out_features: int, in_features: int) -> W12Weight:
     """Undo `tensors_of`; ValueError for another number of tensors."""
     scale, escape_ptr, escapes, *stored = tensors
@@ -56,7 +50,6 @@ def _w12_linear(
     copy: torch.Tensor | None = None,
     copy_above: int = 0,
     dependent: bool = True,
-    following: torch.Tensor | None = None,
 ) -> torch.Tensor:
     form = weight_of(weight, out_features, x.shape[-1])
     gemm.check(x, form, bias)
@@ -67,7 +60,7 @@ def _w12_linear(
     out = x.new_empty((*x.shape[:-1], out_features))
     target = out.view(rows, out_features)
     if rows <= gemm.MAX_ROWS:
-        gemm.gemm(flat, form, bias, out=target, dependent=dependent, following=following)
+        gemm.gemm(flat, form, bias, out=target, dependent=dependent)
         return out
     plan = plans.plan_for(_gpu_name(x.device.index), out_features, x.shape[-1])
     if rows <= plan.passes_rows:

@@ -39,6 +39,7 @@ ARGUMENTS: Mapping[str, Argument] = {
 
 ENVIRONMENT: Mapping[str, str] = {
     "PYTHONPATH": str(_SITE),
+    "PYTHONDONTWRITEBYTECODE": "",  # compiling SGLang takes longer than loading it
     "SGLANG_USE_CPU_ENGINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
@@ -82,7 +83,7 @@ class CpuServer:
             name=f"{self.name} server",
             env=server_environment(environment, config),
             ready_timeout_s=600.0,
-            stop_timeout_s=5.0,
+            stop_timeout_s=1.0,  # a polite end takes SGLang five seconds
         )
 
 
@@ -136,8 +137,10 @@ def changed_sglang(folder: Path, file: str, old: str, new: str) -> Path:
     here = folder / "sglang"
     for part in Path(file).parts:
         here.mkdir(parents=True)
+        # the folder of the file itself gets bytecode of its own
+        own = {part, "__pycache__"} if (there / part).is_file() else {part}
         for entry in there.iterdir():
-            if entry.name not in (part, "__pycache__"):
+            if entry.name not in own:
                 (here / entry.name).symlink_to(entry)
         here, there = here / part, there / part
     text = there.read_text(encoding="utf-8")

@@ -89,8 +89,6 @@ inline void end_cta() {
   }
 }
 
-inline unsigned* fetched_bytes;  // by CTA, in memory that processes share
-
 inline void yield() { swapcontext(&threads[current].context, &scheduler); }
 
 }  // namespace emulator
@@ -135,12 +133,6 @@ inline void copy_weights(unsigned target, const void* source, unsigned bytes, un
   at(target, 16), at(target + bytes - 16, 16);
   std::memset(shared + target, 0xFF, bytes);
   emulator::records.push_back({target, bytes, barrier, static_cast<const unsigned char*>(source)});
-}
-// What is asked for must be there to be read.
-inline void fetch_to_l2(const void* source, unsigned bytes) {
-  const auto* at = static_cast<const volatile unsigned char*>(source);
-  for (unsigned i = 0; i < bytes; i += 4096) (void)at[i];
-  emulator::fetched_bytes[blockIdx.x] += bytes;
 }
 template <class TensorMap>
 void copy_inputs(unsigned target, const TensorMap&, int column, unsigned barrier) {

@@ -19,7 +19,6 @@ from specpilot_kernels.w12 import (  # noqa: E402
     gemm,
     gemm_mma,
     gemm_sm90,
-    layout,
     modules,
     ops,
     plans,
@@ -28,7 +27,6 @@ from specpilot_kernels.w12 import (  # noqa: E402
     workspace,
 )
 from specpilot_kernels.w12.linear import W12Linear, w12_linear  # noqa: E402
-from specpilot_kernels.w12.split import split  # noqa: E402
 
 BF16 = torch.bfloat16
 SOURCES = Path(gemm_sm90.__file__).parent / "csrc"
@@ -46,7 +44,7 @@ def struct_fields(source: Path = HOPPER) -> list[tuple[str, str]]:
 
 def test_parameters_are_packed_as_the_source_declares_them() -> None:
     codes = "".join(code for code, _ in struct_fields())
-    assert codes == "P" * 10 + "q" + "i" * 13
+    assert codes == "P" * 9 + "q" + "i" * 9
     packed = struct.calcsize(modules.GEMM_SM90_PARAMS)
     assert packed == struct.calcsize("@" + codes + "0q")
     assert all(m.entries[0].signature == f"128s{packed}s" for m in modules.gemm_sm90_modules())
@@ -142,36 +140,6 @@ def test_a_launch_passes_the_split_and_the_pointers(recorder: Recorder) -> None:
     assert recorder.variant == (None, 32, True, False, False)
 
 
-@pytest.mark.parametrize(
-    ("shape", "beginning"),
-    [
-        ((5000, 640), (120, 3, 40, 3)),  # all tiles shared: fewer units than are fetched
-        ((132 * 128, 640), (132, 10, 0, 8)),  # a whole tile each
-        ((140 * 128, 5120), (132, 84, 112, 8)),  # shared ones first
-        ((64, 64), (1, 1, 0, 1)),
-    ],
-)
-def test_the_beginning_of_the_following_weight_is_fetched(
-    recorder: Recorder, shape: tuple[int, int], beginning: tuple[int, ...]
-) -> None:
-    weight = exact(normal(torch.Generator().manual_seed(1), 128, 64))
-    tiles, blocks = layout.grid(*shape)
-    following = torch.empty((tiles, blocks, layout.RECORD_BYTES), dtype=torch.uint8)
-    x, out = torch.zeros((1, 64), dtype=BF16), torch.zeros((1, 128), dtype=BF16)
-    gemm_sm90.gemm(x, weight, None, out, following=following)
-    p = recorder.params
-    assert p["following"] == following.data_ptr()
-    names = ("workers", "share", "longer", "units")
-    assert tuple(p[f"following_{name}"] for name in names) == beginning
-    shares = split(tiles, blocks, 132)
-    for cta in range(shares.workers):
-        first = cta * p["following_share"] + min(cta, p["following_longer"])
-        begun = [unit for several in shares.units(cta) for unit in several]
-        assert list(range(first, first + p["following_units"])) == begun[: p["following_units"]]
-    gemm_sm90.gemm(x, weight, None, out)
-    assert (recorder.params["following"], recorder.params["following_units"]) == (0, 0)
-
-
 def test_a_portable_launch_passes_the_split_and_the_pointers(
     portable: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,8 +228,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the reference in the kernel's place, so that the operators run without a GPU."""
 
     def product(x: torch.Tensor, weight: Any, bias: Any = None, *, out: torch.Tensor,
-                view_only: bool = False, dependent: bool = True,
-                following: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
+                view_only: bool = False, dependent: bool = True) -> torch.Tensor:  # fmt: skip
         assert x.shape[0] <= gemm.MAX_ROWS
         return out.copy_(reference_gemm.linear(x, weight, bias, view_only=view_only))
 

@@ -31,7 +31,7 @@ from emulated_cta import (
     wide_inputs,
 )
 
-from specpilot_kernels.w12 import gemm_sm90, layout, modules, reference_gemm
+from specpilot_kernels.w12 import modules, reference_gemm
 from specpilot_kernels.w12.split import split
 
 Gemm = Callable[..., Bits]
@@ -47,10 +47,9 @@ static TensorMap map;
 static Params params;
 
 extern "C" int run(const void* packed, int bytes, const void* x, int cols, int pitch, int ctas,
-                   int dynamic_bytes, unsigned* fetched_bytes) {
+                   int dynamic_bytes) {
   if (bytes != sizeof params) return 1;
   std::memcpy(&params, packed, sizeof params);
-  emulator::fetched_bytes = fetched_bytes;
   emulator::inputs = {static_cast<const unsigned short*>(x), params.rows, cols, pitch};
   emulator::kernel = [] { w12_gemm(map, params); };
   std::vector<pid_t> children;
@@ -89,19 +88,15 @@ def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
             module = modules.gemm_sm90(size, view_only=view_only)
             libraries[key] = compile_kernel(module, _DRIVER, folder)
         shared = modules.gemm_sm90_shared_bytes(size, view_only=view_only)
-        return _launch(libraries[key], bits, x, size, sms, shared, view_only)
+        return _launch(libraries[key], bits, x, size, sms, shared)
 
     return run
 
 
-def _launch(
-    library: ctypes.CDLL, bits: Bits, x: Bits, size: int, sms: int, shared: int, view_only: bool
-) -> Bits:
+def _launch(library: ctypes.CDLL, bits: Bits, x: Bits, size: int, sms: int, shared: int) -> Bits:
     weight = encode(bits)
     tiles, blocks, _ = weight.records.shape
     (outputs, inputs), rows = bits.shape, x.shape[0]
-    begin = gemm_sm90._beginning(weight.records, sms)
-    fetched = shared_by_processes((sms,), 0, np.uint32)
     shares = split(tiles, blocks, sms)
     y = shared_by_processes((rows + 1, outputs + 3), POISON, np.uint16)
     partials = shared_by_processes((2 * sms * 128 * size,), 0xFFFFFFFF, np.uint32)
@@ -112,19 +107,15 @@ def _launch(
     packed = struct.pack(
         modules.GEMM_SM90_PARAMS,
         *(array.ctypes.data for array in arrays), 0,
-        *(array.ctypes.data for array in (y, partials, overflow, issuing)), arrays[0].ctypes.data,
+        *(array.ctypes.data for array in (y, partials, overflow, issuing)),
         y.shape[1], rows, outputs, blocks, shares.workers, 0, shares.split_tiles, shares.share,
-        shares.longer, shares.whole_tiles, *begin,
+        shares.longer, shares.whole_tiles,
     )  # fmt: skip
     pointer = ctypes.c_void_p(wide.ctypes.data)
     status = library.run(
-        packed, len(packed), pointer, inputs, wide.shape[1], shares.workers, shared,
-        ctypes.c_void_p(fetched.ctypes.data),
-    )  # fmt: skip
+        packed, len(packed), pointer, inputs, wide.shape[1], shares.workers, shared
+    )
     assert status == 0
-    # The weight is taken for the one that follows, too: every CTA asks for its first units.
-    units = begin[3] * (layout.VIEW_BYTES if view_only else layout.RECORD_BYTES)
-    assert fetched.tolist() == [units] * begin[0] + [0] * (sms - begin[0])
     assert (partials == 0xFFFFFFFF).all()
     assert not issuing.any()
     assert (y[rows:] == POISON).all()

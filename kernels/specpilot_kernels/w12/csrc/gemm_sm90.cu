@@ -28,8 +28,7 @@
 //
 // Hand-over. Loading must not pause between kernels. While our CTA issues loads it is counted in
 // `issuing` of its SM; the next kernel's CTA beside us waits for the count to fall, then fills its
-// ring while we drain ours, add up and store. Between other kernels, which start one after the
-// other, what a caller expects to be multiplied next is brought into L2 instead.
+// ring while we drain ours, add up and store.
 //
 // Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (1: read only the
 // 8-bit view of each record and put the dropped mantissa bits at their midpoint), STREAM_ONLY (1:
@@ -61,18 +60,6 @@ __device__ __forceinline__ void take_over(u32* issuing, const Signals& signals) 
   atomicAdd(issuing, 1);
   while (!signals.previous_done && *reinterpret_cast<volatile u32*>(issuing) > 1) {
   }
-}
-
-// While our last records are multiplied, and while kernels run that need little of the memory, the
-// records with which this CTA begins the next product come into L2. Whether that product follows
-// is a guess of the caller's; weights never change, so a wrong one costs time alone.
-__device__ __forceinline__ void fetch_following(const Params& p) {
-  const int cta = blockIdx.x;
-  if (p.following == nullptr || cta >= p.following_workers) return;
-  const long long unit = static_cast<long long>(cta) * p.following_share +
-                         min(cta, p.following_longer);
-  for (int i = 0; i < p.following_units; ++i)
-    fetch_to_l2(p.following + (unit + i) * kRecordBytes, kFetchBytes);
 }
 
 __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
@@ -115,7 +102,6 @@ __device__ void produce(const Params& p, const TensorMap& map, const Shared& s,
     }
   }
   atomicSub(issuing, 1);
-  fetch_following(p);
 }
 
 // ---- consumers ---------------------------------------------------------------------------------
@@ -229,7 +215,6 @@ __device__ void consume(const Params& p, const Shared& s, const Corrections& cor
 // kernel's CTAs have found their places, soon after the previous kernel has ended.
 __device__ __forceinline__ void keep_place(const Params& p) {
   wait_for_previous_kernel();
-  if (threadIdx.x == 0) fetch_following(p);
   const long long start = clock64();
   while (clock64() - start < p.linger) __nanosleep(200);
 }

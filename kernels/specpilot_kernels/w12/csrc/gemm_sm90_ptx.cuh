@@ -84,11 +84,6 @@ __device__ __forceinline__ void copy_weights(u32 target, const void* source, u32
       : "memory");
 }
 
-// Ask for `bytes` of global memory to be brought into L2; nobody waits for them.
-__device__ __forceinline__ void fetch_to_l2(const void* source, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 // Copy the box of x that begins at column `column` of row 0, swizzled as wgmma reads it.
 __device__ __forceinline__ void copy_inputs(u32 target, const TensorMap& map, int column,
                                             u32 barrier) {

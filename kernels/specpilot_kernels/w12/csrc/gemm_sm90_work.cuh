@@ -21,7 +21,6 @@ struct Params {
   u32* partials;           // [workers, 2, 128 * COLS] floats, every word kEmpty between launches
   float* overflow;         // [workers, 128, COLS]: corrections without a place in shared memory
   u32* issuing;            // [SMs]: CTAs of ours on that SM with loads still to issue
-  const u8* following;     // records of the matrix that is multiplied next, or null
   long long y_stride;      // elements
   int rows;                // 1..COLS
   int channels;
@@ -32,10 +31,6 @@ struct Params {
   int share;               // floor(units of them / workers)
   int longer;              // their units mod workers: so many CTAs have one unit more
   int whole_tiles;         // per worker
-  int following_workers;   // CTAs with work there
-  int following_share;     // CTA c begins with unit c * share + min(c, longer) there
-  int following_longer;
-  int following_units;     // of each CTA's, so many are fetched into L2
 };
 
 // ---- the work split ----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
@@ -27,14 +26,7 @@ class Product:
 
     On a GPU it holds the tensors of `ops.tensors_of`. Elsewhere there is no kernel: it holds the
     weight decoded from W12, and `form` says so.
-
-    A server multiplies with its weights in the same order over and over. Each product remembers
-    which one came after it, and its kernel fetches the beginning of that weight while attention,
-    norms and the like leave the memory idle. A CUDA graph keeps the order of the pass before it
-    was captured.
     """
-
-    _last: ClassVar[Product | None] = None
 
     def __init__(self, weight: W12Weight) -> None:
         self.rows, self.cols = weight.shape
@@ -42,24 +34,13 @@ class Product:
         self.form: Form = KERNEL if on_kernel else DECODED
         self._tensors = ops.tensors_of(weight) if on_kernel else []
         self._decoded = None if on_kernel else weight.to_bf16()
-        self._following: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return x bfloat16 [..., cols] times the weight plus bias, bfloat16 [..., rows]."""
         if self._decoded is not None:
             return torch.nn.functional.linear(x, self._decoded, bias)
-        if not torch.compiler.is_compiling():
-            self._follow()
-        product: torch.Tensor = torch.ops.specpilot.w12_linear(
-            x, self._tensors, bias, self.rows, following=self._following
-        )
+        product: torch.Tensor = torch.ops.specpilot.w12_linear(x, self._tensors, bias, self.rows)
         return product
-
-    def _follow(self) -> None:
-        """Tell the product before this one what came after it."""
-        if Product._last is not None:
-            Product._last._following = ops.records_of(self._tensors)
-        Product._last = self
 
     def to_bf16(self) -> torch.Tensor:
         """The weight, bfloat16 [rows, cols]."""
