@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from specpilot_kernels.w12 import reference_gemm
-from tests.unit.sglang_plugin import fake_sglang
-from tests.unit.sglang_plugin.conftest import PLUGIN, bits, ordinary
+from tests.unit.sglang_plugin.conftest import bits, ordinary
 
 
 def decoded(layer: Any) -> torch.Tensor:
@@ -26,16 +22,6 @@ def decoded(layer: Any) -> torch.Tensor:
 def make(plugin: Any, inputs: int, outputs: list[int], **options: Any) -> Any:
     config = plugin.w12_config.W12Config()
     return plugin.fake.LinearBase(inputs, outputs, config, "model.layers.0.mlp.up", **options)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Any]:
-    """One fake engine for all examples of a property."""
-    patch = pytest.MonkeyPatch()
-    fake_sglang.install(patch, fake_sglang.Engine())
-    config = importlib.import_module(f"{PLUGIN}.w12_config")
-    yield SimpleNamespace(w12_config=config, fake=fake_sglang)
-    patch.undo()
 
 
 @settings(max_examples=25, deadline=None)
