@@ -250,6 +250,22 @@ class TestOnTheGpu:
         layer.finish()
         assert list(plugin.w12_config.FACTS.kept.values()) == [plugin.w12_product.CUBLAS]
 
+    def test_layers_with_one_input_take_one_launch(self, plugin: Any, gpu: list[str]) -> None:
+        layers = [make(plugin, 256, [512]), make(plugin, 256, [12])]
+        fusion = plugin.w12_fused.Fusion(layers)
+        weights = [ordinary(512, 256, 1), ordinary(12, 256, 2)]
+        for layer, loaded in zip(layers, weights, strict=True):
+            layer.load(loaded)
+            layer.finish()
+        assert gpu == ["empty_cache", "compare"]
+        x = ordinary(5, 256, 3)
+        parts = fusion(x)
+        assert gpu[2:] == ["gemm"]
+        for part, layer, loaded in zip(parts, layers, weights, strict=True):
+            exact = torch.nn.functional.linear(x.double(), loaded.double())
+            assert torch.equal(bits(part), bits(exact.to(torch.bfloat16)))
+            assert torch.equal(decoded(layer), bits(loaded))
+
     def test_the_product_is_compiled_without_breaks(self, plugin: Any, gpu: list[str]) -> None:
         layer = make(plugin, 256, [256])
         layer.load(ordinary(256, 256))
