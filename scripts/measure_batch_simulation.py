@@ -63,7 +63,7 @@ JUDGED: dict[str, SpecConfig] = {
     "tree:nodes=32,block=16": SpecConfig("tree", 16, 32),
 }
 THREE = ("ar", "chain:block=8", "tree:nodes=32,block=16")
-CONCURRENCIES = (8,)
+CONCURRENCIES = (2, 8)
 KNOTS = (1, 16, 48, 96, 192, 384)
 PROMPT_ROWS = (8, 32, 64, 128, 256, 512)
 ROUNDS, STEPS = 3, 6

@@ -6,7 +6,9 @@ python scripts/update_docs.py --check    exit 1 if it is out of date
 
 from __future__ import annotations
 
+import inspect
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,10 +45,9 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 def _text(text: str) -> str:
     """The help text, with the examples as one code block."""
-    before, _, after = text.partition("Examples:")
-    examples = [line.strip() for line in after.splitlines() if line.strip()]
-    block = "\n".join(f"    {line}" for line in examples)
-    return f"{before.strip()}\n\n{block}\n"
+    before, _, after = inspect.cleandoc(text).partition("Examples:")
+    examples = "\n".join(line for line in after.splitlines() if line.strip())
+    return f"{before.strip()}\n\n{textwrap.indent(textwrap.dedent(examples), '    ')}\n"
 
 
 def _table(command: Any) -> str:
@@ -72,7 +73,7 @@ def _argument(param: Any) -> str:
 
 
 def _default(param: Any) -> str:
-    value = param.default
+    value = param.default if param.show_default is not False else None
     # Unset, off, and computed defaults have nothing to show; the help text explains the last.
     plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     return f"`{value}`" if plain and value != "" and not param.required else ""

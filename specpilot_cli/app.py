@@ -20,6 +20,7 @@ from specpilot_cli.commands import (
     convert_w12,
     diagnose,
     doctor,
+    lattice,
     paired_bench,
     profile,
     record,
@@ -32,11 +33,9 @@ from specpilot_cli.commands import (
 from specpilot_cli.settings import option_defaults, read_config, unknown_variables
 from specpilot_cli.ui import ConsoleReporter
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
-
 app = typer.Typer(
     name="specpilot",
-    context_settings=_CONTEXT,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -128,8 +127,13 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "doctor": doctor.doctor,
 }
+_GROUPS: dict[str, typer.Typer] = {
+    "apply": apply.app,
+    "simulate": simulate.app,
+    "lattice": lattice.app,
+    "w12": w12.app,
+}
 for _name, _command in _COMMANDS.items():
-    app.command(_name, context_settings=_CONTEXT)(_command)
-app.add_typer(w12.app, name="w12")
-app.add_typer(apply.app, name="apply")
-app.add_typer(simulate.app, name="simulate")
+    app.command(_name)(_command)
+for _name, _group in _GROUPS.items():
+    app.add_typer(_group, name=_name)

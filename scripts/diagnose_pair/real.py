@@ -53,9 +53,7 @@ def swapped_layers(config: dict[str, Any], tensors: dict[str, npt.NDArray[Any]])
 
 def swapped_codebooks(config: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]) -> None:
     """Predecessor and successor codebooks of the selector under each other's name."""
-    first, second = (
-        f"candidate_selector.{side}_codebook" for side in ("predecessor", "successor")
-    )
+    first, second = (f"candidate_selector.{side}_codebook" for side in ("predecessor", "successor"))
     tensors[first], tensors[second] = tensors[second], tensors[first]
 
 

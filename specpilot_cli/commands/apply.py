@@ -12,7 +12,21 @@ from specpilot_cli.commands import options
 if TYPE_CHECKING:
     from specpilot_cli.apply.recipes import LoadedRecipe, LoadedSglangRecipe
 
-app = typer.Typer(no_args_is_help=True, help="Apply validated mechanisms to a deployment.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="""Apply validated mechanisms to a deployment.
+
+    A recipe names models, mechanisms and the gates that decide about them.
+
+    Examples:
+
+        specpilot apply recipe demo-cpu
+
+        specpilot apply recipe qwen3.8-27b-h200-w12 --dry-run
+
+        specpilot apply check --url http://localhost:30000
+    """,
+)
 
 _SIZE, _SGLANG = "Size", "Recipes for SGLang"
 _FAULT = "Fault injection (recipes for the reference engine)"
@@ -25,7 +39,7 @@ OutOption = Annotated[
     typer.Option(
         "--out",
         metavar="DIR",
-        help="New folder for everything; default specpilot-runs/NAME-TIME.",
+        help="New folder for everything. Default: specpilot-runs/NAME-TIME.",
     ),
 ]
 ListFlag = Annotated[bool, typer.Option("--list", help="List the bundled recipes, and stop.")]
@@ -35,12 +49,12 @@ DryRunFlag = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=2, help="Unseen prompts per benchmark; default: the recipe's.",
+    typer.Option(min=2, help="Unseen prompts per benchmark. Default: the recipe's.",
                  rich_help_panel=_SIZE),
 ]  # fmt: skip
 PortOption = Annotated[
     int | None,
-    typer.Option(min=1, max=65533, help="First of three ports; default: free ones."),
+    typer.Option(min=1, max=65533, help="First of three ports. Default: free ones."),
 ]
 
 
@@ -50,7 +64,7 @@ def _sglang(help_text: str, metavar: str | None = None) -> Any:
 
 SystemOption = Annotated[
     Literal["stock", "tuned", "both"] | None,
-    _sglang("Which servers; default: both, with --serve or --emit tuned."),
+    _sglang("Which servers. Default: both, with --serve or --emit tuned."),
 ]
 ServeFlag = Annotated[
     bool,
@@ -62,7 +76,7 @@ EmitOption = Annotated[
 ]
 HostOption = Annotated[str, _sglang("Address that servers listen on.")]
 PythonOption = Annotated[
-    str | None, _sglang("Python that has SGLang; default: the one of specpilot.", "PATH")
+    str | None, _sglang("Python that has SGLang. Default: the one of specpilot.", "PATH")
 ]
 PromptsOption = Annotated[Path | None, _sglang("Unseen prompts for the gates (JSONL).", "FILE")]
 TargetOption = Annotated[
@@ -88,7 +102,7 @@ FaultEveryOption = Annotated[
 FaultBiasOption = Annotated[
     float, typer.Option(help="Added to the biased logits.", rich_help_panel=_FAULT)
 ]
-UrlOption = Annotated[str, typer.Option("--url", help="The server, as http://host:port.")]
+UrlOption = Annotated[str, typer.Option("--url", metavar="URL", help="The server.")]
 ExpectOption = Annotated[
     list[str] | None,
     typer.Option("--expect", metavar="MECHANISM", help="One that must be active; repeatable."),
@@ -103,7 +117,7 @@ _ONLY = {
 }  # fmt: skip
 
 
-@app.command("recipe")
+@app.command()
 def recipe(
     context: typer.Context,
     name: NameArgument = None,
@@ -150,7 +164,7 @@ def recipe(
         _apply(context, name)
 
 
-@app.command("check")
+@app.command()
 def check(
     url: UrlOption,
     expect: ExpectOption = None,
@@ -159,7 +173,7 @@ def check(
 ) -> None:
     """Say which mechanisms a running server has active; ask nothing else of it.
 
-    Exit code 1 if one that is expected is missing, or if specpilot's plugin reports a problem.
+    Exit 1: one that is expected is missing, or specpilot's plugin reports a problem.
 
     Examples:
 

@@ -29,17 +29,23 @@ ProfileArgument = Annotated[
 ]
 LatticesOption = Annotated[
     Path | None,
-    typer.Option(help="Recorded lattices: replay them for the best tree.", rich_help_panel=_TOKENS),
-]
+    typer.Option(
+        metavar="LATTICE", help="Recorded lattices: replay them for the best tree.",
+        rich_help_panel=_TOKENS,
+    ),
+]  # fmt: skip
 NodesOption = Annotated[
-    str, typer.Option(help="Node budgets to replay, as in `replay`.", rich_help_panel=_TOKENS)
+    str,
+    typer.Option(
+        metavar="LIST", help="Node budgets to replay, as in `replay`.", rich_help_panel=_TOKENS
+    ),
 ]
 TauOption = Annotated[
     str | None,
     typer.Option(
         metavar="X|oracle",
-        help="Tokens per step now, default: what the profile measured; `oracle`: compare with the "
-        "oracle's tokens, not the best tree's.",
+        help="Tokens per step now; `oracle` compares with the oracle's tokens, not the best "
+        "tree's. Default: what the profile measured.",
         rich_help_panel=_TOKENS,
     ),
 ]
@@ -57,7 +63,8 @@ StepTimesOption = Annotated[
 GpuOption = Annotated[
     str | None,
     typer.Option(
-        help="Use the peaks of this bundled device.",
+        metavar="NAME",
+        help="Use the peaks of this device.",
         envvar="SPECPILOT_GPU",
         rich_help_panel=_DEVICE,
     ),
@@ -84,21 +91,26 @@ FloorsOption = Annotated[
 TargetOption = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME|DIR",
+        metavar="DIR|NAME",
         help="No profile: the floors of this model, bundled or any config.json.",
         rich_help_panel=_MODEL,
     ),
 ]
 DrafterOption = Annotated[
-    str | None, typer.Option(metavar="NAME|DIR", help="Its drafter.", rich_help_panel=_MODEL)
+    str | None, typer.Option(metavar="DIR|NAME", help="Its drafter.", rich_help_panel=_MODEL)
 ]
 RowsOption = Annotated[
     int, typer.Option(min=1, help="Verified rows per request.", rich_help_panel=_MODEL)
 ]
 BlockOption = Annotated[
-    int, typer.Option(min=0, help="Drafted block; default the rows.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(
+        min=0, show_default=False, help="Draft block. Default: the rows.", rich_help_panel=_MODEL
+    ),
 ]
-RequestsOption = Annotated[int, typer.Option(min=1, help="Requests.", rich_help_panel=_MODEL)]
+RequestsOption = Annotated[
+    int, typer.Option(min=1, help="Requests in flight.", rich_help_panel=_MODEL)
+]
 ContextOption = Annotated[
     int, typer.Option(min=0, help="Committed tokens per request.", rich_help_panel=_MODEL)
 ]
@@ -121,6 +133,8 @@ def ceiling(
 ) -> None:  # fmt: skip
     """Split the speed that a step leaves unused into tokens, kernels and overhead.
 
+    The largest of the three says what to work on. No GPU is needed.
+
     Examples:
 
         specpilot ceiling step.json --lattices lattices.safetensors
@@ -129,8 +143,8 @@ def ceiling(
 
         specpilot ceiling df8.json --step-times h200-qwen3.8-27b-dflash2-bf16 -o ceiling.html
 
-        specpilot ceiling step.json --lattices lattices.safetensors --tau oracle
-        --floors full-peak
+        specpilot ceiling step.json --lattices lattices.safetensors --tau oracle \\
+          --floors full-peak
 
         specpilot ceiling --target qwen3.8-27b --gpu h100-sxm5 --rows 8
 
@@ -231,21 +245,24 @@ def _replay(
     from specpilot_cli.ceiling.answer import ReplayedTaus
     from specpilot_cli.ceiling.speedup import TauPoint
     from specpilot_cli.commands.replay import parse_nodes
-    from specpilot_cli.io.lattice_file import read_lattice
+    from specpilot_cli.io.lattice_file import LatticeFiles
+    from specpilot_cli.replay.policies import best_tree
     from specpilot_cli.replay.run import check_nodes
     from specpilot_cli.replay.run import replay as run_replay
     from specpilot_cli.ui import ConsoleReporter
 
     budgets = check_nodes(parse_nodes(nodes))
-    own = {"chain": "chain", "tree": "best-first"}.get(step.mode)
+    recording = LatticeFiles(lattices)
+    tree = best_tree(recording.metadata.drafter_kind)
+    own = {"chain": "chain", "tree": tree}.get(step.mode)
     with ConsoleReporter(quiet, verbose) as reporter:
         result = run_replay(
-            read_lattice(lattices),
-            ["chain", "best-first", "oracle"],
+            recording,
+            ["chain", tree, "oracle"],
             nodes=sorted({*budgets, max(step.nodes, 1)}),
             reporter=reporter,
         )
-    trees = result.curve("best-first")
+    trees = result.curve(tree)
     now = None if own is None else result.curve(own).get(step.nodes)
     return ReplayedTaus(
         trees=tuple(TauPoint(n, trees[n]) for n in budgets),

@@ -24,7 +24,7 @@ Source = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="DST", help="The folder to create.")
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder to create.")
 ]
 DryRun = Annotated[
     bool,
@@ -48,7 +48,7 @@ Workers = Annotated[
         "--workers",
         min=1,
         max=1024,
-        help="Worker threads; default: the processors, at most 8. Beyond 16 they find no work.",
+        help="Worker threads. Default: the processors, at most 8; beyond 16 they find no work.",
     ),
 ]
 Resume = Annotated[

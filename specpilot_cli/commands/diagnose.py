@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 _MORE = "What it may look at"
 
-LatticeArgument = Annotated[
-    Path, typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards.")
-]
 TargetOption = Annotated[
     Path | None,
     typer.Option(
@@ -54,7 +51,7 @@ NoHashFlag = Annotated[
 
 
 def diagnose(
-    lattice: LatticeArgument,
+    lattice: options.LatticePath,
     target: TargetOption = None,
     drafter: DrafterOption = None,
     against: AgainstOption = None,

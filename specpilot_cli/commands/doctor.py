@@ -42,8 +42,11 @@ Measure = Annotated[
 ]
 Model = Annotated[
     str,
-    typer.Option("--model", help="With --kernels or --measure: the model whose shapes are tried."),
-]
+    typer.Option(
+        "--model", metavar="NAME",
+        help="With --kernels or --measure: the model whose shapes are tried.",
+    ),
+]  # fmt: skip
 Tune = Annotated[
     bool,
     typer.Option("--tune", help="With --kernels: store which way is fastest for each shape, too."),
@@ -62,6 +65,8 @@ def doctor(
     quiet: options.QuietFlag = False,
 ) -> None:
     """Show what this machine can do and what each missing piece would enable.
+
+    Exit 3 only if something that `--require` names is missing.
 
     Examples:
 

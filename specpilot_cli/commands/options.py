@@ -56,8 +56,11 @@ QuietFlag = Annotated[
 ]
 VerboseFlag = Annotated[
     int,
-    typer.Option("--verbose", "-v", count=True, help="More notes.", rich_help_panel=_OUTPUT),
-]
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="More notes; repeatable.",
+        rich_help_panel=_OUTPUT,
+    ),
+]  # fmt: skip
 ExitZeroFlag = Annotated[
     bool,
     typer.Option(
@@ -71,11 +74,18 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of every random ch
 TargetFolder = Annotated[
     Path, typer.Option("--target", metavar="DIR", help="Target model folder (BF16 or W12).")
 ]
-DrafterFolder = Annotated[
-    Path, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
-]
 OptionalDrafterFolder = Annotated[
     Path | None, typer.Option("--drafter", metavar="DIR", help="DFlash2 drafter folder.")
+]
+LatticePath = Annotated[
+    Path, typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards.")
+]
+OptionalLatticePath = Annotated[
+    Path | None,
+    typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards."),
+]
+LatticeOutput = Annotated[
+    Path, typer.Option("--output", "-o", metavar="FILE", help="Lattice file, `.safetensors`.")
 ]
 DtypeOption = Annotated[
     Literal["float32", "bfloat16"], typer.Option("--dtype", help="Arithmetic of both models.")

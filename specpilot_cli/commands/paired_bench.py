@@ -47,7 +47,7 @@ BaselineAgain = Annotated[
 Prompts = Annotated[Path | None, _measure_option("Prompts (JSONL).", "FILE")]
 Runs = Annotated[int, _measure_option("Passes over all prompts; even.")]
 Batch = Annotated[int, _measure_option("Requests in flight.")]
-Aa = Annotated[int, _measure_option("Sessions of the baseline against itself.", "K")]
+Aa = Annotated[int, _measure_option("Sessions of the baseline against itself.")]
 AaLimit = Annotated[
     int | None, _measure_option("Prompts per benchmark in A/A; fewer measure more noise.")
 ]
@@ -61,7 +61,7 @@ TokenizerFolder = Annotated[
     Path | None,
     _measure_option("Folder with tokenizer.json. Default: the baseline tokenises.", "DIR"),
 ]
-Timeout = Annotated[float, _measure_option("Limit of one request, seconds.", "S", min=1.0)]
+Timeout = Annotated[float, _measure_option("Limit of one request, seconds.", "SECONDS", min=1.0)]
 SaveOutputs = Annotated[
     Path | None,
     _measure_option("Keep the answers, one JSONL per system, for token-force.", "DIR"),
@@ -113,8 +113,8 @@ def paired_bench(
 
         specpilot paired-bench --baseline URL --candidate URL --prompts unseen.jsonl -o bench.json
 
-        specpilot paired-bench --baseline URL --candidate URL --ar URL --prompts unseen.jsonl
-        --batch 16 --limit 50 --json
+        specpilot paired-bench --baseline URL --candidate URL --ar URL --prompts unseen.jsonl \\
+          --batch 16 --limit 50 --json
 
         specpilot paired-bench --from bench.json
     """

@@ -35,23 +35,26 @@ StepTimesOutput = Annotated[
 ModeOption = Annotated[
     Literal["ar", "chain", "tree"] | None,
     typer.Option(
-        help="Step to take apart; default chain with a drafter, else ar.", rich_help_panel=_STEP
+        help="Step to take apart. Default: chain with a drafter, else ar.", rich_help_panel=_STEP
     ),
 ]
 BlockOption = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Draft block of that step; default 8, or what the trace's spans say.",
+        help="Draft block of that step. Default: 8, or what the trace's spans say.",
         rich_help_panel=_STEP,
     ),
 ]
 NodesOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Nodes of a tree step; default 16.", rich_help_panel=_STEP),
+    typer.Option(min=1, help="Nodes of a tree step. Default: 16.", rich_help_panel=_STEP),
 ]
 RowsOption = Annotated[
-    str, typer.Option(help="Row counts of the step times, with commas.", rich_help_panel=_STEP)
+    str,
+    typer.Option(
+        metavar="LIST", help="Row counts of the step times: a comma list.", rich_help_panel=_STEP
+    ),
 ]
 TreeBlockOption = Annotated[
     int, typer.Option(min=2, help="Draft block of the step times.", rich_help_panel=_STEP)
@@ -60,7 +63,7 @@ PromptsOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Decode these; default random ids, which tell nothing about acceptance.",
+        help="Decode these (JSONL). Default: random ids, which tell nothing about acceptance.",
         rich_help_panel=_MEASUREMENT,
     ),
 ]
@@ -87,14 +90,16 @@ TraceOption = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Read torch.profiler traces of SGLang instead; repeat for more files.",
+        help="Read this torch.profiler trace of SGLang instead; repeatable.",
         rich_help_panel=_TRACE,
     ),
 ]
 UrlOption = Annotated[
     str | None,
     typer.Option(
-        help="Profile the SGLang server there, on this host, instead.", rich_help_panel=_TRACE
+        metavar="URL",
+        help="Profile the SGLang server there, on this host, instead.",
+        rich_help_panel=_TRACE,
     ),
 ]
 TraceFolderOption = Annotated[
@@ -102,7 +107,7 @@ TraceFolderOption = Annotated[
     typer.Option(
         "--trace-dir",
         metavar="DIR",
-        help="Where that server writes its trace; default a new folder in the temporary one.",
+        help="Where that server writes its trace. Default: a new temporary folder.",
         rich_help_panel=_TRACE,
     ),
 ]
@@ -110,7 +115,7 @@ ContextOption = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="Committed tokens per request; default what the trace says.",
+        help="Committed tokens per request. Default: what the trace says.",
         rich_help_panel=_TRACE,
     ),
 ]
@@ -143,11 +148,11 @@ def profile(
 
         specpilot profile --target target/ --drafter drafter/ -o step.json
 
-        specpilot profile --target target/ --drafter drafter/ --prompts dev.jsonl
-        -o step.json --step-times times.json
+        specpilot profile --target target/ --drafter drafter/ --prompts dev.jsonl \\
+          -o step.json --step-times times.json
 
-        specpilot profile --trace df8.trace.json.gz --target qwen3.8-27b
-        --drafter qwen3.8-27b-dflash2 --block 8 -o step.json
+        specpilot profile --trace df8.trace.json.gz --target qwen3.8-27b \\
+          --drafter qwen3.8-27b-dflash2 --block 8 -o step.json
 
         specpilot profile --url http://localhost:30000 --target qwen3.8-27b -o step.json
     """

@@ -17,23 +17,20 @@ if TYPE_CHECKING:
     from specpilot_cli.schema.prompts import Prompt
     from specpilot_cli.ui import Reporter
 
-PromptsOption = Annotated[
-    Path, typer.Option("--prompts", metavar="FILE", help="Prompt set, JSON lines.")
-]
-LatticeOutput = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="Lattice file, `.safetensors`.")
-]
+PromptsOption = Annotated[Path, typer.Option("--prompts", metavar="FILE", help="Prompts (JSONL).")]
 AnswersOutput = Annotated[
     Path | None,
     typer.Option("--outputs", metavar="FILE", help="Also write the answers, `.jsonl`."),
 ]
 BlockOption = Annotated[
     int | None,
-    typer.Option(min=2, help="Draft block, anchor included; 16, or what the server was given."),
+    typer.Option(
+        min=2, help="Draft block, anchor included. Default: 16, or what the server was given."
+    ),
 ]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Record only the first N prompts.")]
 CutOption = Annotated[int | None, typer.Option(min=1, help="Cut every output here.")]
-ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Requests decoded at once.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
 UrlOption = Annotated[
     str | None,
     typer.Option("--url", metavar="URL", help="An SGLang server that records, on this machine."),
@@ -43,14 +40,14 @@ TargetOption = Annotated[
     typer.Option("--target", metavar="DIR", help="Target model folder (BF16 or W12)."),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option(min=1, metavar="SECONDS", help="With --url: limit of one request.")
+    float, typer.Option(min=1, metavar="SECONDS", help="With --url: limit of one request, seconds.")
 ]
 _DEFAULT_BLOCK = 16
 
 
 def record(
     prompts: PromptsOption,
-    output: LatticeOutput,
+    output: options.LatticeOutput,
     target: TargetOption = None,
     drafter: options.OptionalDrafterFolder = None,
     url: UrlOption = None,

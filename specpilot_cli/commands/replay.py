@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from specpilot_cli.replay.anchors import ReplayOptions, StepCost
-    from specpilot_cli.replay.intervals import Estimate
     from specpilot_cli.replay.modes import Mode
-    from specpilot_cli.replay.result import ReplayResult, ReplayRow
-    from specpilot_cli.schema.lattice import LatticeRecording
     from specpilot_cli.schema.result import Envelope
+
+    Writers = dict[str, Callable[[], str]]
+    Answer = tuple[Envelope, Callable[[], None], Writers]
+
 
 _CHOICE = "What to replay"
 _CHAIN_NODES = 63  # longer than any chain that a drafter proposes
@@ -34,13 +35,10 @@ class ModeName(StrEnum):
     DENSE_MEAN = "dense-mean"
 
 
-LatticeArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="LATTICE", help="A lattice file, or a folder with its shards."),
-]
 NodesOption = Annotated[
     str,
     typer.Option(
+        metavar="LIST",
         help="Node budgets, the root not counted: a comma list; `1-32` is a range.",
         rich_help_panel=_CHOICE,
     ),
@@ -48,6 +46,7 @@ NodesOption = Annotated[
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="POLICY",
         help="A policy of `--list`; repeatable. Default: all that add rows.",
         rich_help_panel=_CHOICE,
     ),
@@ -94,12 +93,12 @@ CalibrateFlag = Annotated[
     ),
 ]
 ListFlag = Annotated[
-    bool, typer.Option("--list", help="List the policies and stop.", rich_help_panel=_CHOICE)
+    bool, typer.Option("--list", help="List the policies, and stop.", rich_help_panel=_CHOICE)
 ]
 
 
 def replay(
-    lattice: LatticeArgument = None,
+    lattice: options.OptionalLatticePath = None,
     nodes: NodesOption = "8,16,32,63",
     policy: PolicyOption = None,
     mode: ModeOption = None,
@@ -117,13 +116,15 @@ def replay(
 ) -> None:
     """Tell how many tokens per step other draft trees would accept, without an engine.
 
+    Trees are built from the recorded scores and judged by the tokens that followed.
+
     Examples:
 
         specpilot replay lattices.safetensors
 
         specpilot replay lattices.safetensors --policy best-first --nodes 1-64 --json
 
-        specpilot replay lattices.safetensors --positions 7 -o replay.json
+        specpilot replay lattices.safetensors --positions 7 -o replay.html
 
         specpilot replay lattices.safetensors --step-times h200-qwen3.8-27b-dflash2-bf16
 
@@ -131,23 +132,37 @@ def replay(
 
         specpilot replay --list
     """
-    from specpilot_cli.replay.anchors import ReplayOptions
-
-    options.check_output(output, force, inputs=(lattice, step_times))
+    pages = () if list_policies or calibrate else (".html",)
+    options.check_output(output, force, *pages, inputs=(lattice, step_times))
     if list_policies:
-        envelope, text = _policy_list()
+        envelope, text, writers = _policy_list()
     else:
         budgets = parse_nodes(nodes)
-        changed = ReplayOptions(
-            positions=positions, depth=depth, temperature=temperature, top_k=top_k,
-            step_cost=None if step_times is None else _step_cost(step_times, budgets),
-        )  # fmt: skip
+        changed = _options(positions, depth, temperature, top_k, step_times, budgets)
         if calibrate:
             _check_calibrate(policy, temperature, step_times)
-        envelope, text = (_calibrate_file if calibrate else _replay_file)(
-            lattice, budgets, policy, None if mode is None else mode.value, changed, quiet=quiet
-        )
-    options.finish(envelope, as_json=as_json, output=output, force=force, text=text)
+        answer = _calibrate_file if calibrate else _replay_file
+        mode_name: Mode | None = None if mode is None else mode.value
+        envelope, text, writers = answer(lattice, budgets, policy, mode_name, changed, quiet=quiet)
+    options.finish(
+        envelope, as_json=as_json, output=output, force=force, text=text, writers=writers
+    )
+
+
+def _options(
+    positions: int | None,
+    depth: int | None,
+    temperature: float,
+    top_k: int,
+    step_times: str | None,
+    budgets: list[int],
+) -> ReplayOptions:
+    from specpilot_cli.replay.anchors import ReplayOptions
+
+    cost = None if step_times is None else _step_cost(step_times, budgets)
+    return ReplayOptions(
+        positions=positions, depth=depth, temperature=temperature, top_k=top_k, step_cost=cost
+    )
 
 
 def _replay_file(
@@ -158,16 +173,21 @@ def _replay_file(
     replay_options: ReplayOptions,
     *,
     quiet: bool,
-) -> tuple[Envelope, Callable[[], None]]:
-    from specpilot_cli.io.lattice_file import lattice_files, read_lattice
+) -> Answer:
+    from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
+    from specpilot_cli.io.tree_file import is_tree_file
     from specpilot_cli.replay.document import replay_document
     from specpilot_cli.replay.run import replay as run_replay
     from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.replay_page import render_replay_page
+    from specpilot_cli.report.replay_text import print_replay, recording_line
     from specpilot_cli.ui import ConsoleReporter
 
     path = _required(lattice)
+    if is_tree_file(path):
+        return _replay_trees(path, budgets, policies, mode, replay_options)
+    recording = LatticeFiles(path)
     with ConsoleReporter(quiet) as reporter:
-        recording = read_lattice(path)
         result = run_replay(
             recording,
             policies or None,
@@ -178,7 +198,38 @@ def _replay_file(
         )
     document = replay_document(result, recording)
     envelope = build_envelope("replay", document, inputs=lattice_files(path))
-    return envelope, lambda: print_result(result, recording)
+    about = recording_line(result, recording)
+    page: Writers = {".html": lambda: render_replay_page(result, about, envelope)}
+    return envelope, lambda: print_replay(result, about), page
+
+
+def _replay_trees(
+    path: Path,
+    budgets: list[int],
+    policies: list[str] | None,
+    mode: Mode | None,
+    replay_options: ReplayOptions,
+) -> Answer:
+    """Replay of a sequential drafter's recorded trees."""
+    from specpilot_cli.io.tree_file import read_trees
+    from specpilot_cli.replay.document import trees_document
+    from specpilot_cli.replay.sequential import replay_trees
+    from specpilot_cli.report.json_out import build_envelope
+    from specpilot_cli.report.replay_page import render_replay_page
+    from specpilot_cli.report.replay_text import print_replay
+
+    recording = read_trees(path)
+    result = replay_trees(
+        recording, policies or None, nodes=budgets, mode=mode, options=replay_options
+    )
+    envelope = build_envelope("replay", trees_document(result, recording), inputs=[path])
+    about = (
+        f"{result.n_requests} requests, {result.n_anchors} steps, eagle, trees up to depth "
+        f"{recording.metadata.block - 1}, {recording.node_token.size / recording.n_steps:.1f} "
+        f"nodes each, by {recording.metadata.engine}"
+    )
+    page: Writers = {".html": lambda: render_replay_page(result, about, envelope)}
+    return envelope, lambda: print_replay(result, about), page
 
 
 def _calibrate_file(
@@ -189,8 +240,8 @@ def _calibrate_file(
     replay_options: ReplayOptions,
     *,
     quiet: bool,
-) -> tuple[Envelope, Callable[[], None]]:
-    from specpilot_cli.io.lattice_file import lattice_files, read_lattice
+) -> Answer:
+    from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
     from specpilot_cli.replay.calibration import calibrate
     from specpilot_cli.replay.document import calibration_document
     from specpilot_cli.report.calibration_text import print_calibration
@@ -198,14 +249,14 @@ def _calibrate_file(
     from specpilot_cli.ui import ConsoleReporter
 
     path = _required(lattice)
+    recording = LatticeFiles(path)
     with ConsoleReporter(quiet) as reporter:
-        recording = read_lattice(path)
         found = calibrate(
             recording, nodes=budgets, mode=mode, options=replay_options, reporter=reporter
         )
     document = calibration_document(found, recording)
     envelope = build_envelope("replay", document, inputs=lattice_files(path))
-    return envelope, lambda: print_calibration(found)
+    return envelope, lambda: print_calibration(found), {}
 
 
 def _check_calibrate(policies: list[str] | None, temperature: float, times: str | None) -> None:
@@ -244,14 +295,14 @@ def _step_cost(name: str, budgets: list[int]) -> StepCost:
     return StepCost(seconds, curve.ar_step_s, f"{curve.name}: {curve.source}")
 
 
-def _policy_list() -> tuple[Envelope, Callable[[], None]]:
+def _policy_list() -> Answer:
     from specpilot_cli.replay.policies import POLICIES
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
 
     rows = [[policy.name, policy.summary] for policy in POLICIES.values()]
     document = {"policies": [{"name": name, "summary": text} for name, text in rows]}
-    return build_envelope("replay", document), lambda: print_table(["policy", "verifies"], rows)
+    return build_envelope("replay", document), lambda: print_table(["policy", "verifies"], rows), {}
 
 
 def parse_nodes(text: str) -> list[int]:
@@ -270,75 +321,3 @@ def parse_nodes(text: str) -> list[int]:
         first, last = match.group(1), match.group(2) or match.group(1)
         found.extend(range(int(first), int(last) + 1))
     return found
-
-
-def print_result(result: ReplayResult, recording: LatticeRecording) -> None:
-    """Print the τ table, the table by benchmark, and what the numbers mean."""
-    from specpilot_cli.replay.document import INTERVAL_METHOD
-    from specpilot_cli.report.tables import Column, print_line, print_table
-
-    right = [Column(title, "right") for title in ("nodes", "rows", "τ")]
-    print_table(
-        ["policy", *right, "95 % interval", Column("benchmark mean", "right"),
-         Column("× chain", "right"), "95 % interval", Column("drafter expects", "right")],
-        [_row_cells(row) for row in result.rows],
-        title=f"tokens per step, {result.mode} replay",
-    )  # fmt: skip
-    if any(row.speedup is not None for row in result.rows):
-        titles = ("nodes", "nodes per step", "step", "× plain decoding")
-        print_table(
-            ["policy", *(Column(title, "right") for title in titles)],
-            [cells for row in result.rows if (cells := _cost_cells(row))],
-            title="speedup at the given step times",
-        )
-    names = list(result.rows[0].benchmarks) if result.rows else []
-    if len(names) > 1:
-        print_table(
-            ["policy", Column("nodes", "right"), *(Column(name, "right") for name in names)],
-            [
-                [row.policy, _count(row.nodes), *(f"{row.benchmarks[n].value:.3f}" for n in names)]
-                for row in result.rows
-            ],
-            title="τ by benchmark",
-        )
-    print_line(
-        f"recording: {result.n_requests} requests, {result.n_anchors} steps, block "
-        f"{recording.metadata.block}, {result.positions} of {recording.n_positions} positions "
-        f"used, {recording.n_candidates} candidates, by {recording.metadata.engine}"
-    )
-    print_line(f"{result.mode}: {result.bias}")
-    print_line(f"interval: {INTERVAL_METHOD}")
-
-
-def _row_cells(row: ReplayRow) -> list[str]:
-    expected = "" if row.expected_tau is None else f"{row.expected_tau:.3f}"
-    return [
-        row.policy,
-        _count(row.nodes),
-        _count(row.rows),
-        f"{row.tau.value:.3f}",
-        _interval(row.tau),
-        f"{row.benchmark_mean.value:.3f}",
-        f"{row.gain.value:.3f}",
-        _interval(row.gain),
-        expected,
-    ]
-
-
-def _cost_cells(row: ReplayRow) -> list[str]:
-    if row.speedup is None or row.step_s is None or row.mean_nodes is None:
-        return []
-    return [
-        row.policy, _count(row.nodes), f"{row.mean_nodes:.1f}", f"{1e3 * row.step_s:.3f} ms",
-        f"{row.speedup:.3f}",
-    ]  # fmt: skip
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return "needs 2 requests"
-    return f"[{estimate.low:.3f}, {estimate.high:.3f}]"

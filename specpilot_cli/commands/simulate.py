@@ -14,51 +14,62 @@ if TYPE_CHECKING:
     from specpilot_cli.simulate.plateaus import Plateau
     from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 _DEFAULT = ("ar", "chain:block=8", "tree:nodes=16,block=8")
 
 app = typer.Typer(
-    name="simulate",
+    no_args_is_help=True,
     help="""Predict batched throughput and two-level verification from a recording.
 
-Examples:
+    Dense recordings and measured times say it, without an engine and without a GPU.
 
-    specpilot simulate batch lattices.safetensors --step-times demo-cpu --concurrency 1,8,24
+    Examples:
 
-    specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl --nodes 32
+        specpilot simulate batch lattices.safetensors --step-times demo-cpu --concurrency 1,8,24
 
-    specpilot simulate plateaus measured.json
-""",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings=_CONTEXT,
+        specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl --nodes 32
+
+        specpilot simulate plateaus measured.json
+    """,
 )
 
-LatticeArgument = Annotated[
-    Path, typer.Argument(metavar="LATTICE", help="A dense lattice file, or a folder of shards.")
-]
-
-
 StepTimesOption = Annotated[
-    str, typer.Option("--step-times", metavar="FILE|NAME", help="Measured step times.")
+    str,
+    typer.Option("--step-times", metavar="FILE|NAME", help="Measured components of a step's time."),
 ]
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
+        metavar="POLICY",
         help="ar · chain:block=8 · tree:nodes=16,block=16 · shared:rows=192,block=16 · "
-        "shared:rows=192,block=auto,draft-rows=256; each may have admission=joint. Repeatable.",
+        "shared:rows=192,block=auto,draft-rows=256; each may have admission=joint; repeatable.",
     ),
 ]
-ConcurrencyOption = Annotated[str, typer.Option(help="Requests in flight: a comma list.")]
+ConcurrencyOption = Annotated[
+    str, typer.Option(metavar="LIST", help="Requests in flight: a comma list.")
+]
 RepeatOption = Annotated[
     int, typer.Option(min=1, max=1000, help="Run through the requests so many times.")
 ]
+FlagsOption = Annotated[
+    Path, typer.Option("--q-flags", metavar="FILE", help="Where the Q pass agrees, `.jsonl`.")
+]
+NodesOption = Annotated[int, typer.Option(min=1, max=4096, help="Nodes of an exact pass.")]
+BlockOption = Annotated[
+    int | None, typer.Option(min=2, help="Draft block. Default: the recorded one.")
+]
+TimesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MS,MS,MS,MS,MS",
+        help="Milliseconds: draft, Q pass, exact pass, glue of one level, glue of two levels.",
+    ),
+]
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def batch(
-    lattice: LatticeArgument,
+    lattice: options.LatticePath,
     step_times: StepTimesOption,
     policy: PolicyOption = None,
     concurrency: ConcurrencyOption = "1,8,24",
@@ -67,7 +78,7 @@ def batch(
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
 ) -> None:
-    """Tokens per second of batch policies, step by step, from recorded lattices.
+    """Predict tokens per second of batch policies, step by step, from recorded lattices.
 
     Speedups are over `ar` or, where it is not among the policies, over the first one.
 
@@ -76,7 +87,7 @@ def batch(
         specpilot simulate batch lattices.safetensors --step-times demo-cpu
 
         specpilot simulate batch lattices.safetensors --step-times h200.json \\
-        --policy ar --policy tree:nodes=8,block=16 --policy shared:rows=192,block=16 -o batch.html
+          --policy ar --policy tree:nodes=8,block=16 --policy shared:rows=192,block=16 -o batch.html
     """
     from specpilot_cli.io.lattice_file import read_lattice
     from specpilot_cli.report.json_out import build_envelope
@@ -84,13 +95,17 @@ def batch(
     from specpilot_cli.simulate.batch import simulate_batches
     from specpilot_cli.simulate.inputs import load_batch_times
     from specpilot_cli.simulate.policy import parse_policy
+    from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(output, force, ".html", inputs=(lattice, step_times))
     policies = [parse_policy(text) for text in policy or _DEFAULT]
     counts = _counts(concurrency)
     times = load_batch_times(step_times)
     recording = read_lattice(lattice)
-    found = simulate_batches(recording, times, policies, counts, repeat=repeat)
+    with ConsoleReporter() as reporter:
+        found = simulate_batches(
+            recording, times, policies, counts, repeat=repeat, reporter=reporter
+        )
     envelope = build_envelope(
         "simulate batch", {"step_times": times, "runs": found}, inputs=[lattice]
     )
@@ -114,59 +129,58 @@ def _counts(text: str) -> list[int]:
 
 
 def _print_batches(found: list[BatchResult], source: str) -> None:
-    from specpilot_cli.report.simulate_page import BATCH_COLUMNS, batch_finding, batch_rows
+    from specpilot_cli.report.simulate_page import (
+        BATCH_COLUMNS,
+        batch_finding,
+        batch_notes,
+        batch_rows,
+    )
     from specpilot_cli.report.tables import Column, print_line, print_table
 
     head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
     print_table(head, batch_rows(found), title=f"simulated; step times: {source}")
-    outside = sorted({name for item in found for name in item.extrapolated})
-    if outside:
-        print_line(f"note: beyond their measured range: {', '.join(outside)}")
+    for note in batch_notes(found):
+        print_line(f"note: {note}")
     print_line(batch_finding(found))
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def tlv(
-    lattice: LatticeArgument,
-    q_flags: Annotated[
-        Path,
-        typer.Option("--q-flags", metavar="FILE.jsonl", help="Where the Q pass agrees, by token."),
-    ],
-    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes of an exact pass.")] = 32,
-    block: Annotated[
-        int | None, typer.Option(min=2, help="Drafter's block. Default: the recorded one.")
-    ] = None,
-    times: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MS,MS,MS,MS,MS",
-            help="Milliseconds: draft, Q pass, exact pass, glue of one level, glue of two levels.",
-        ),
-    ] = None,
+    lattice: options.LatticePath,
+    q_flags: FlagsOption,
+    nodes: NodesOption = 32,
+    block: BlockOption = None,
+    times: TimesOption = None,
     seed: options.SeedOption = 0,
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
 ) -> None:
-    """Tokens per exact pass with two-level verification, and the Q pass that breaks even.
+    """Predict tokens per exact pass with two-level verification, and the Q pass that breaks even.
+
+    The flags are JSON lines, `{"request_id": "r1", "agrees": "1101…"}`, a digit per output token.
 
     Examples:
 
         specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl
 
         specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl \\
-        --times 1.05,11.5,14.9,0.55,1.6 --json
+          --times 1.05,11.5,14.9,0.55,1.6 --json
     """
     from specpilot_cli.io.lattice_file import read_lattice
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.simulate.inputs import read_agreement
     from specpilot_cli.simulate.tlv import two_level
+    from specpilot_cli.ui import ConsoleReporter
 
     options.check_output(output, force, inputs=(lattice, q_flags))
     cycle = None if times is None else _cycle_times(times)
     recording = read_lattice(lattice)
     flags = read_agreement(q_flags, recording)
-    found = two_level(recording, flags, nodes=nodes, block=block, times=cycle, seed=seed)
+    with ConsoleReporter() as reporter:
+        found = two_level(
+            recording, flags, nodes=nodes, block=block, times=cycle, seed=seed, reporter=reporter
+        )
     results = {
         "two_level": found,
         "speedup_ratio": found.speedup,
@@ -218,7 +232,7 @@ def _print_tlv(found: TwoLevel) -> None:
     )
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def plateaus(
     timings: Annotated[
         Path,
@@ -228,13 +242,13 @@ def plateaus(
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
 ) -> None:
-    """Row counts up to which a step costs the same: the budgets worth choosing.
+    """Find the row counts up to which a step costs the same: the budgets worth choosing.
+
+    The file is what `specpilot doctor --measure --json` prints.
 
     Examples:
 
         specpilot simulate plateaus measured.json
-
-    The file is what `doctor --measure --json` prints.
     """
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.simulate.inputs import read_row_samples

@@ -48,7 +48,7 @@ TokenizerFolder = Annotated[
 ]
 Limit = Annotated[int | None, _request("Use only the first N prompts.", min=1)]
 Concurrency = Annotated[int, _request("Requests in flight: use the number you serve with.", min=1)]
-Timeout = Annotated[float, _request("Limit of one request, seconds.", "S", min=1.0)]
+Timeout = Annotated[float, _request("Limit of one request, seconds.", "SECONDS", min=1.0)]
 SaveOutputs = Annotated[
     Path | None, _request("Keep the collected answers, one JSONL per system.", "DIR")
 ]
@@ -77,6 +77,8 @@ def token_force(
     exit_zero: options.ExitZeroFlag = False,
 ) -> None:
     """Judge whether a server's output is stock's, up to rounding: accept (0) or reject (1).
+
+    Every output token goes through the exact model again; its mismatches are held against stock's.
 
     Examples:
 

@@ -20,23 +20,20 @@ if TYPE_CHECKING:
     from specpilot_cli.convert_w12.verify import Verification
     from specpilot_cli.schema.result import Envelope
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
-
 app = typer.Typer(
-    name="w12",
+    no_args_is_help=True,
     help="""Verify, restore and inspect W12 folders.
 
-Examples:
+    `specpilot convert-w12` makes them.
 
-    specpilot w12 verify Qwen3.8-27B-W12 --against Qwen3.8-27B
+    Examples:
 
-    specpilot w12 restore Qwen3.8-27B-W12 -o Qwen3.8-27B
+        specpilot w12 verify Qwen3.8-27B-W12 --against Qwen3.8-27B
 
-    specpilot w12 inspect Qwen3.8-27B-W12 --report weights.html
-""",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    context_settings=_CONTEXT,
+        specpilot w12 restore Qwen3.8-27B-W12 -o Qwen3.8-27B
+
+        specpilot w12 inspect Qwen3.8-27B-W12 --report weights.html
+    """,
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder made by convert-w12.")]
@@ -53,7 +50,7 @@ Report = Annotated[
 ]
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def verify(
     folder: Folder,
     against: Annotated[
@@ -72,7 +69,7 @@ def verify(
 ) -> None:
     """Decode every tensor and compare it with the hash of the source's bits.
 
-    Exit 0: identical; 1: a tensor or file differs, named; 2: not a sound W12 folder.
+    Exit 0: identical. Exit 1: a tensor or file differs, named. Exit 2: not a sound W12 folder.
 
     Examples:
 
@@ -105,16 +102,18 @@ def verify(
     )
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def restore(
     folder: Folder,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to create.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The folder to create.")],
     workers: Workers = None,
     force: options.ForceFlag = False,
     as_json: options.JsonFlag = False,
     quiet: options.QuietFlag = False,
 ) -> None:
     """Give the original checkpoint back, every shard byte for byte.
+
+    Each file's sha256 is compared with the source's before the folder appears.
 
     Examples:
 
@@ -145,7 +144,7 @@ def restore(
     options.finish(envelope, as_json=as_json, text=text)
 
 
-@app.command(context_settings=_CONTEXT)
+@app.command()
 def inspect(
     folder: Folder,
     as_json: options.JsonFlag = False,

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from specpilot_cli.diagnose.evidence import SCORED_DRAFTS, Evidence
 from specpilot_cli.diagnose.outcome import Outcome, clear, not_checked
 from specpilot_cli.diagnose.rates import Counts, certainly_above, combine
+from specpilot_cli.replay.facts import stock_walk
 from specpilot_cli.units import format_percent
 
 Bool = npt.NDArray[np.bool_]
@@ -255,26 +256,17 @@ def hard_text(evidence: Evidence) -> Outcome:
 
 
 def chain_walk(evidence: Evidence) -> Outcome:
-    """Is the recorded chain the walk over the recorded scores?"""
+    """Is the recorded chain the walk over the recorded scores?
+
+    DSpark chooses over the whole vocabulary, so only its chains that stay in the lattice can say.
+    """
     code, title = "chain-walk", "The recorded chain follows the recorded scores"
-    recording, step = evidence.recording, evidence.anchors.step
-    previous = np.zeros(len(step), dtype=np.int64)
-    same = np.ones(len(step), dtype=np.bool_)
-    offered = np.ones(len(step), dtype=np.bool_)
-    for position in range(evidence.n_positions):
-        before = previous if recording.edge.shape[2] > 1 else 0  # without a predecessor, one row
-        rows = recording.edge[step, position, before]
-        previous = rows.argmax(axis=-1)
-        ids = recording.candidate_ids[step, position]
-        choice = evidence.choice[:, position]
-        # ties in the scores are no difference: the chosen candidate is as good
-        match = ids == choice[:, None]
-        offered &= match.any(axis=-1)
-        index = match.argmax(axis=-1)
-        best = rows.max(axis=-1)
-        same &= np.where(match.any(axis=-1), rows[np.arange(len(rows)), index] >= best, False)
-        previous = np.where(match.any(axis=-1), index, previous)
-    off = evidence.rate(~same, np.ones(len(step), dtype=np.bool_))
+    inside, away = stock_walk(evidence.anchors)
+    offered = np.asarray(inside.all(axis=1), dtype=np.bool_)
+    dspark = evidence.recording.metadata.drafter_kind == "dspark"
+    off = evidence.rate(away, offered if dspark else np.ones_like(offered))
+    if off.n_trials == 0:
+        return not_checked(code, title, "no chain stays among the candidates")
     outside = 1.0 - float(offered.mean())
     numbers = {"off_walk_ratio": off.value, "outside_lattice_ratio": outside}
     detail = f"it leaves the best walk in {format_percent(off.value)} of steps"
@@ -285,8 +277,8 @@ def chain_walk(evidence: Evidence) -> Outcome:
         f"{detail}, and takes a token that is no candidate in {format_percent(outside)}",
         kind="caution", numbers=numbers,
         next_steps=(
-            "a drafter that chooses over the whole vocabulary (DSpark) leaves the candidates now "
-            "and then: record more of them",
+            "a drafter that chooses over the whole vocabulary leaves the candidates now and then: "
+            "its recording should say so (`--drafter-kind dspark`)",
             "otherwise the engine's walk and its scores disagree: compare both with the drafter's "
             "reference implementation",
         ),

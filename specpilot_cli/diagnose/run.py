@@ -13,6 +13,7 @@ from specpilot_cli.diagnose.evidence import Evidence, PositionRow, gather
 from specpilot_cli.diagnose.facts import DrafterFacts, TargetFacts
 from specpilot_cli.diagnose.outcome import Outcome, clear, not_checked
 from specpilot_cli.replay.intervals import Estimate
+from specpilot_cli.replay.policies import best_tree
 from specpilot_cli.replay.run import replay
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -43,8 +44,8 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """chain, tree, oracle: tokens per step of stock's chain, of a best-first tree of 32 nodes and
-    of all candidates, on this recording; `mode` is how replay judged them.
+    """chain, tree, oracle: tokens per step of stock's chain, of the `best_tree` of 32 nodes and of
+    all candidates, on this recording; `mode` is how replay judged them.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -80,9 +81,8 @@ def diagnose(
     """Run every check. Raises InputError if the recording holds nothing to replay."""
     given = given or Given()
     evidence = gather(recording)
-    result = replay(
-        recording, ["chain", "best-first", "oracle"], nodes=[TREE_NODES], reporter=reporter
-    )
+    tree = best_tree(recording.metadata.drafter_kind)
+    result = replay(recording, ["chain", tree, "oracle"], nodes=[TREE_NODES], reporter=reporter)
     chain = next(row for row in reversed(result.rows) if row.policy == "chain").tau
     other = None if given.other is None else gather(given.other)
     outcomes = _outcomes(evidence, given, other, chain)
@@ -90,7 +90,7 @@ def diagnose(
         outcomes=outcomes,
         rows=evidence.rows(),
         chain=chain,
-        tree=result.row("best-first", TREE_NODES).tau,
+        tree=result.row(tree, TREE_NODES).tau,
         oracle=result.row("oracle", None).tau,
         mode=result.mode,
         n_requests=int((evidence.anchors.count > 0).sum()),

@@ -58,9 +58,8 @@ def run_checks() -> list[Check]:
         _package("transformers", "cross-checking the reference engine", (), "test"),
         _package("matplotlib", "figures in reports", (), "report"),
         _cuda(devices),
-        _package("cuda-core", "compiling CUDA kernels at first use", ("gpu",), "gpu"),
+        _package("cuda-bindings", "compiling CUDA kernels at first use", ("gpu",), "gpu"),
         _package("nvidia-cuda-nvrtc", "compiling CUDA kernels at first use", ("gpu",), "gpu"),
-        _package("cupy-cuda13x", "GPU arrays outside torch", (), "gpu"),
         _sglang(),
     ]
 

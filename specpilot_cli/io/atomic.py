@@ -34,9 +34,7 @@ def check_can_write(path: Path, *, where: str) -> None:
     writing creates them.
     """
     if path.exists() and not path.is_file():
-        raise InputError(
-            f"`{path}` is not a regular file", where=where, hint="choose another name"
-        )
+        raise InputError(f"`{path}` is not a regular file", where=where, hint="choose another name")
     folder, names = path.absolute().parent, [partial_path(path).name]
     while not folder.exists():
         names.append(folder.name)

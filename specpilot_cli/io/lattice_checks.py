@@ -7,13 +7,14 @@ the first step at fault.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.schema.lattice import TENSORS, LatticeRecording
+from specpilot_cli.schema.lattice import TENSORS, Axes, LatticeMetadata, LatticeRecording
 
 # Float32 log-softmax over 16 candidates is good to about 1e-6 nats; the margin is for GPU kernels.
 NORMALISATION_TOLERANCE_NATS = 1e-4
@@ -24,12 +25,34 @@ _CHUNK_STEPS = 512  # bounds the float temporaries of the edge checks to a few t
 
 def check_recording(recording: LatticeRecording, where: str) -> None:
     """Raise InputError unless `recording` is well formed; `where` names the file."""
-    _check_shapes(recording, where)
-    _check_offsets(recording, where)
-    _check_steps(recording, where)
-    _check_candidates(recording, where)
-    _check_edges(recording, where)
-    _check_unary(recording, where)
+    tensors = recording.tensors()
+    for name, array in tensors.items():
+        if array.dtype != np.dtype(TENSORS[name][0]):
+            _fail(where, name, f"dtype is {array.dtype}, not {TENSORS[name][0]}")
+    check_shapes({name: array.shape for name, array in tensors.items()}, recording.metadata, where)
+    check_index(
+        recording.metadata,
+        prompt_offsets=recording.prompt_offsets,
+        output_offsets=recording.output_offsets,
+        n_prompt_tokens=recording.prompt_ids.size,
+        n_output_tokens=recording.output_ids.size,
+        step_request=recording.step_request,
+        step_position=recording.step_position,
+        where=where,
+    )
+    check_content(recording, where)
+
+
+def check_content(recording: LatticeRecording, where: str, *, first_step: int = 0) -> None:
+    """Check tokens and scores; `first_step` is where this part begins in its file."""
+    for name in ("prompt_ids", "output_ids"):
+        ids: npt.NDArray[np.int32] = getattr(recording, name)
+        if ids.size and ids.min() < 0:
+            _fail(where, name, "negative token id")
+    _check_candidates(recording, where, first_step)
+    if recording.conditional:
+        _check_edges(recording, where, first_step)
+    _check_unary(recording, where, first_step)
 
 
 def _fail(where: str, tensor: str, message: str, *, step: int | None = None) -> NoReturn:
@@ -41,20 +64,24 @@ def _fail(where: str, tensor: str, message: str, *, step: int | None = None) -> 
     )
 
 
-def _check_shapes(recording: LatticeRecording, where: str) -> None:
-    sizes: dict[str, int] = {"R + 1": recording.n_requests + 1}
-    for name, array in recording.tensors().items():
-        dtype, axes = TENSORS[name]
-        if array.dtype != np.dtype(dtype):
-            _fail(where, name, f"dtype is {array.dtype}, not {dtype}")
-        if array.ndim != len(axes):
-            _fail(where, name, f"shape {list(array.shape)} does not have the axes {list(axes)}")
-        for axis, size in zip(axes, array.shape, strict=True):
+def check_shapes(
+    shapes: Mapping[str, tuple[int, ...]],
+    metadata: LatticeMetadata,
+    where: str,
+    axes_of: Mapping[str, tuple[str, Axes]] = TENSORS,
+) -> dict[str, int]:
+    """Check that all tensors agree on their axes, and return the axes' sizes by name."""
+    sizes: dict[str, int] = {"R + 1": len(metadata.requests) + 1}
+    for name, shape in shapes.items():
+        axes = axes_of[name][1]
+        if len(shape) != len(axes):
+            _fail(where, name, f"shape {list(shape)} does not have the axes {list(axes)}")
+        for axis, size in zip(axes, shape, strict=True):
             if sizes.setdefault(axis, size) != size:
                 _fail(
                     where, name, f"axis {axis} is {size}, but {sizes[axis]} elsewhere in the file"
                 )
-    block, n_positions = recording.metadata.block, sizes["L"]
+    block, n_positions = metadata.block, sizes["L"]
     if n_positions not in (block - 1, block) or n_positions < 1 or sizes["K"] < 1:
         _fail(
             where,
@@ -62,22 +89,41 @@ def _check_shapes(recording: LatticeRecording, where: str) -> None:
             f"{n_positions} positions of {sizes['K']} candidates do not fit block {block}, "
             "which drafts block - 1 or block positions",
         )
+    return sizes
 
 
-def _check_offsets(recording: LatticeRecording, where: str) -> None:
-    for name, ids_name in (("prompt_offsets", "prompt_ids"), ("output_offsets", "output_ids")):
-        offsets: npt.NDArray[np.int64] = getattr(recording, name)
-        ids: npt.NDArray[np.int32] = getattr(recording, ids_name)
-        if offsets[0] != 0 or offsets[-1] != ids.size or np.any(np.diff(offsets) < 0):
-            _fail(where, name, f"must rise from 0 to {ids.size}, the length of `{ids_name}`")
-        if ids.size and ids.min() < 0:
-            _fail(where, ids_name, "negative token id")
+def check_index(
+    metadata: LatticeMetadata,
+    *,
+    prompt_offsets: npt.NDArray[np.int64],
+    output_offsets: npt.NDArray[np.int64],
+    n_prompt_tokens: int,
+    n_output_tokens: int,
+    step_request: npt.NDArray[np.int32],
+    step_position: npt.NDArray[np.int64],
+    where: str,
+) -> None:
+    """Check that offsets cover the tokens and that steps are where the recording's mode wants."""
+    for name, offsets, total in (
+        ("prompt_offsets", prompt_offsets, n_prompt_tokens),
+        ("output_offsets", output_offsets, n_output_tokens),
+    ):
+        if offsets[0] != 0 or offsets[-1] != total or np.any(np.diff(offsets) < 0):
+            ids_name = name.replace("_offsets", "_ids")
+            _fail(where, name, f"must rise from 0 to {total}, the length of `{ids_name}`")
+    lengths = np.diff(output_offsets)
+    _check_steps(step_request, step_position, lengths, where)
+    if metadata.mode == "dense":
+        _check_dense(metadata, step_request, step_position, lengths, where)
 
 
-def _check_steps(recording: LatticeRecording, where: str) -> None:
-    request, position = recording.step_request, recording.step_position
-    lengths = np.diff(recording.output_offsets)
-    bad = (request < 0) | (request >= recording.n_requests)
+def _check_steps(
+    request: npt.NDArray[np.int32],
+    position: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    where: str,
+) -> None:
+    bad = (request < 0) | (request >= lengths.size)
     if np.any(bad):
         step = int(np.argmax(bad))
         _fail(where, "step_request", f"request {request[step]} does not exist", step=step)
@@ -96,50 +142,57 @@ def _check_steps(recording: LatticeRecording, where: str) -> None:
     if np.any(disorder):
         step = int(np.argmax(disorder)) + 1
         _fail(where, "step_position", "steps are not sorted by request and position", step=step)
-    if recording.metadata.mode == "dense":
-        _check_dense(recording, lengths, where)
 
 
-def _check_dense(recording: LatticeRecording, lengths: npt.NDArray[np.int64], where: str) -> None:
-    counts = np.bincount(recording.step_request, minlength=recording.n_requests)
+def _check_dense(
+    metadata: LatticeMetadata,
+    request: npt.NDArray[np.int32],
+    position: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    where: str,
+) -> None:
+    counts = np.bincount(request, minlength=lengths.size)
     first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    for index in range(recording.n_requests):
-        part = recording.step_position[first[index] : first[index] + counts[index]]
-        # The last output token may serve as an anchor too: nothing recorded follows it.
-        needed = max(int(lengths[index]) - 1, 0)
-        if part.size < needed or np.any(part != np.arange(part.size)):
-            name = recording.metadata.requests[index].request_id
-            _fail(
-                where,
-                "step_position",
-                f"mode is dense, but request `{name}` lacks a lattice at some of its "
-                f"{needed} positions",
-            )
+    # The last output token may serve as an anchor too: nothing recorded follows it.
+    short = counts < np.maximum(lengths - 1, 0)
+    gap = position != np.arange(request.size) - first[request]
+    short[request[gap]] = True
+    if np.any(short):
+        index = int(np.argmax(short))
+        _fail(
+            where,
+            "step_position",
+            f"mode is dense, but request `{metadata.requests[index].request_id}` lacks a lattice "
+            f"at some of its {max(int(lengths[index]) - 1, 0)} positions",
+        )
 
 
-def _check_candidates(recording: LatticeRecording, where: str) -> None:
+def _check_candidates(recording: LatticeRecording, where: str, first: int) -> None:
     ids = recording.candidate_ids
-    _first_bad_step(ids < 0, where, "candidate_ids", "negative token id")
+    _first_bad_step(ids < 0, where, "candidate_ids", "negative token id", offset=first)
     ordered = np.sort(ids, axis=-1)
     _first_bad_step(
         ordered[..., 1:] == ordered[..., :-1],
         where,
         "candidate_ids",
         "the same token appears twice at one position",
+        offset=first,
     )
-    _first_bad_step(recording.stock_choice < 0, where, "stock_choice", "negative token id")
+    bad = recording.stock_choice < 0
+    _first_bad_step(bad, where, "stock_choice", "negative token id", offset=first)
 
 
-def _check_edges(recording: LatticeRecording, where: str) -> None:
+def _check_edges(recording: LatticeRecording, where: str, first: int) -> None:
     for start in range(0, recording.n_steps, _CHUNK_STEPS):
         edge = recording.edge[start : start + _CHUNK_STEPS]
-        _first_bad_step(np.isnan(edge), where, "edge", "NaN", offset=start)
+        offset = first + start
+        _first_bad_step(np.isnan(edge), where, "edge", "NaN", offset=offset)
         _first_bad_step(
             edge > NORMALISATION_TOLERANCE_NATS,
             where,
             "edge",
             "a log-probability is above 0",
-            offset=start,
+            offset=offset,
         )
         total = np.exp(edge).sum(axis=-1, dtype=np.float64)
         off = np.abs(np.log(np.maximum(total, np.finfo(np.float64).tiny)))
@@ -148,7 +201,7 @@ def _check_edges(recording: LatticeRecording, where: str) -> None:
             where,
             "edge",
             "a predecessor's probabilities do not sum to 1 (scores must be log-softmax)",
-            offset=start,
+            offset=offset,
         )
         spread = np.exp(edge[:, 0]) - np.exp(edge[:, 0, :1])
         _first_bad_step(
@@ -156,14 +209,16 @@ def _check_edges(recording: LatticeRecording, where: str) -> None:
             where,
             "edge",
             "rows differ at position 0, where every predecessor is the anchor",
-            offset=start,
+            offset=offset,
         )
 
 
-def _check_unary(recording: LatticeRecording, where: str) -> None:
+def _check_unary(recording: LatticeRecording, where: str, first: int) -> None:
     unary, norm = recording.unary, recording.unary_logsumexp
-    _first_bad_step(~np.isfinite(unary), where, "unary", "a logit is not finite")
-    _first_bad_step(~np.isfinite(norm), where, "unary_logsumexp", "a value is not finite")
+    bad = ~np.isfinite(unary)
+    _first_bad_step(bad, where, "unary", "a logit is not finite", offset=first)
+    bad = ~np.isfinite(norm)
+    _first_bad_step(bad, where, "unary_logsumexp", "a value is not finite", offset=first)
     peak = unary.max(axis=-1, keepdims=True).astype(np.float64)
     own = peak[..., 0] + np.log(np.exp(unary - peak).sum(axis=-1))
     _first_bad_step(
@@ -171,6 +226,7 @@ def _check_unary(recording: LatticeRecording, where: str) -> None:
         where,
         "unary_logsumexp",
         "smaller than the logsumexp of the candidates alone, so not over the full vocabulary",
+        offset=first,
     )
 
 

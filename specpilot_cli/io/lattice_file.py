@@ -1,12 +1,13 @@
 """Lattice recordings on disk: one safetensors file, or a folder of shards.
 
 A file is written whole or not at all, and is checked both ways: nothing is written that the reader
-would refuse. The form is defined in `schema/lattice.py`.
+would refuse. Files are read in parts of whole requests, so a recording may be larger than memory.
+The form is defined in `schema/lattice.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,20 @@ from pydantic import ValidationError
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.lattice_checks import check_recording
-from specpilot_cli.io.safetensors_stream import SafetensorsFile, write_safetensors
+from specpilot_cli.io.lattice_digest import request_digests
+from specpilot_cli.io.lattice_pack import pack_tensors
+from specpilot_cli.io.lattice_parts import RECORD, LatticeFile
+from specpilot_cli.io.safetensors_stream import write_safetensors
 from specpilot_cli.schema.lattice import (
     METADATA_KEY,
     TENSORS,
     LatticeMetadata,
     LatticeRecording,
+    Packing,
 )
 
-_RECORD = "record it again with `specpilot record`"
+#: Steps held at once: a part of 15 × 16 × 16 float32 edges stays near 32 MiB.
+PART_STEPS = 2048
 
 
 def write_lattice(path: Path, recording: LatticeRecording, *, force: bool = False) -> None:
@@ -32,31 +38,94 @@ def write_lattice(path: Path, recording: LatticeRecording, *, force: bool = Fals
 
     Raises InputError if the recording is not well formed or the file cannot be written.
     """
+    if recording.metadata.packed is not None:
+        raise InputError(
+            "a packed recording cannot be written unpacked: the dropped scores are gone",
+            where=str(path),
+            hint="keep the packed file, or record again",
+        )
     check_recording(recording, str(path))
-    write_safetensors(
-        path,
-        recording.tensors(),
-        {METADATA_KEY: recording.metadata.model_dump_json()},
-        force=force,
-    )
+    _write(path, recording.tensors(), recording.metadata, force=force)
+
+
+def write_packed_lattice(
+    path: Path,
+    recording: LatticeRecording,
+    kept: npt.NDArray[np.bool_],
+    packing: Packing,
+    *,
+    force: bool = False,
+) -> None:
+    """Write the packed form: only the rows of scores in `kept`, [S, L, K] by predecessor."""
+    check_recording(recording, str(path))
+    index = list(TENSORS)[:6]
+    tensors = {name: getattr(recording, name) for name in index}
+    metadata = recording.metadata.model_copy(update={"packed": packing})
+    _write(path, tensors | pack_tensors(recording, kept), metadata, force=force)
 
 
 def read_lattice(path: Path) -> LatticeRecording:
-    """Read a recording from a file, or from a folder that holds all its shards.
+    """Read a recording from a file, or from a folder that holds all its shards, into memory.
 
     Raises InputError, naming the file, the tensor and the step, if anything is missing, damaged or
     inconsistent.
     """
-    if not path.exists():
-        raise InputError(
-            "no such lattice file",
-            where=str(path),
-            hint="make a recording with `specpilot record`",
-        )
-    if not path.is_dir():
-        return _read_file(path)
-    parts = [_read_file(part) for part in lattice_files(path)]
-    return _join(path, parts)
+    files = LatticeFiles(path)
+    return _concatenate(files.metadata, list(files.parts()))
+
+
+class LatticeFiles:
+    """A recording on disk, read in parts of about `part_steps` steps; a `LatticeSource`.
+
+    Opening reads every header and checks that shards belong together; each pass of `parts` checks
+    the contents that it reads. A request is never divided, so the longest one bounds memory.
+    """
+
+    def __init__(self, path: Path, *, part_steps: int = PART_STEPS) -> None:
+        if not path.exists():
+            raise InputError(
+                "no such lattice file",
+                where=str(path),
+                hint="make a recording with `specpilot record`",
+            )
+        self.path, self._part_steps = path, part_steps
+        self._files = [LatticeFile(part) for part in lattice_files(path)]
+        if path.is_dir():
+            _check_shards(path, self._files)
+            self._files.sort(key=lambda file: file.metadata.shard_index)
+            self.metadata = _joined_metadata(path, [file.metadata for file in self._files])
+        else:
+            self.metadata = self._files[0].metadata
+
+    @property
+    def n_steps(self) -> int:
+        """Recorded lattices, S."""
+        return sum(file.n_steps for file in self._files)
+
+    @property
+    def n_positions(self) -> int:
+        """Drafted positions per lattice, L."""
+        return self._files[0].n_positions
+
+    @property
+    def n_candidates(self) -> int:
+        """Candidates per position, K."""
+        return self._files[0].n_candidates
+
+    @property
+    def n_output_tokens(self) -> int:
+        """Output tokens of all requests."""
+        return sum(file.n_output_tokens for file in self._files)
+
+    def parts(self) -> Iterator[LatticeRecording]:
+        """Recordings of consecutive requests, checked as they are read."""
+        for file in self._files:
+            for part in file.parts(self._part_steps):
+                update = {"shard_index": 0, "shard_count": 1}
+                yield LatticeRecording(
+                    metadata=part.metadata.model_copy(update=update),
+                    **{name: getattr(part, name) for name in TENSORS},
+                )
 
 
 def lattice_files(path: Path) -> list[Path]:
@@ -73,102 +142,67 @@ def lattice_files(path: Path) -> list[Path]:
     return found
 
 
-def _read_file(path: Path) -> LatticeRecording:
-    with SafetensorsFile(path) as file:
-        metadata = _metadata(path, file.metadata)
-        missing = [name for name in TENSORS if name not in file.names]
-        unknown = [name for name in file.names if name not in TENSORS]
-        if missing or unknown:
-            what = f"no tensor `{missing[0]}`" if missing else f"unknown tensor `{unknown[0]}`"
-            raise InputError(f"bad lattice file: {what}", where=str(path), hint=_RECORD)
-        for name, (dtype, _) in TENSORS.items():
-            stored = file.info(name).dtype
-            if stored != _stored_dtype(dtype):
-                raise InputError(
-                    f"bad lattice file: tensor `{name}`: dtype is {stored}, "
-                    f"not {_stored_dtype(dtype)}",
-                    where=str(path),
-                    hint=_RECORD,
-                )
-        arrays: dict[str, npt.NDArray[Any]] = {
-            name: file.read_array(name).astype(TENSORS[name][0], copy=False) for name in TENSORS
-        }
-    recording = LatticeRecording(metadata=metadata, **arrays)
-    check_recording(recording, str(path))
-    return recording
+def _write(
+    path: Path, tensors: dict[str, npt.NDArray[Any]], metadata: LatticeMetadata, *, force: bool
+) -> None:
+    requests = [
+        request.model_copy(update={"sha256": digest})
+        for request, digest in zip(metadata.requests, request_digests(tensors), strict=True)
+    ]
+    document = metadata.model_copy(update={"requests": requests}).model_dump_json()
+    write_safetensors(path, tensors, {METADATA_KEY: document}, force=force)
 
 
-def _stored_dtype(dtype: str) -> str:
-    return {"int32": "I32", "int64": "I64", "float32": "F32"}[dtype]
+_SHARED = (
+    "mode", "block", "engine", "decoding", "target_sha256", "drafter_sha256", "drafter_kind",
+    "packed", "shard_count",
+)  # fmt: skip
 
 
-def _metadata(path: Path, stored: dict[str, str]) -> LatticeMetadata:
-    if METADATA_KEY not in stored:
-        raise InputError(
-            f"not a lattice file: no `{METADATA_KEY}` entry in its metadata",
-            where=str(path),
-            hint="make a recording with `specpilot record`",
-        )
-    try:
-        return LatticeMetadata.model_validate_json(stored[METADATA_KEY])
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or METADATA_KEY
-        raise InputError(
-            f"bad lattice file: metadata key `{key}`: {first['msg']}",
-            where=str(path),
-            hint="the file may come from another version of specpilot, or another tool",
-        ) from error
-
-
-_SHARED = ("mode", "block", "engine", "decoding", "target_sha256", "drafter_sha256", "shard_count")
-
-
-def _join(path: Path, parts: Sequence[LatticeRecording]) -> LatticeRecording:
-    first = parts[0].metadata
-    for part in parts[1:]:
+def _check_shards(path: Path, files: Sequence[LatticeFile]) -> None:
+    first = files[0].metadata
+    for file in files[1:]:
         for key in _SHARED:
-            if getattr(part.metadata, key) != getattr(first, key):
+            if getattr(file.metadata, key) != getattr(first, key):
                 raise InputError(
                     f"the shards are not one recording: `{key}` differs "
-                    f"({getattr(first, key)} and {getattr(part.metadata, key)})",
+                    f"({getattr(first, key)} and {getattr(file.metadata, key)})",
                     where=str(path),
-                    hint=_RECORD,
+                    hint=RECORD,
                 )
-    present = sorted(part.metadata.shard_index for part in parts)
+    present = sorted(file.metadata.shard_index for file in files)
     if present != list(range(first.shard_count)):
         raise InputError(
             f"the recording is incomplete: it has {first.shard_count} shards, found {present}",
             where=str(path),
-            hint=_RECORD,
+            hint=RECORD,
         )
-    ordered = sorted(parts, key=lambda part: part.metadata.shard_index)
-    return _concatenate(path, ordered)
-
-
-def _concatenate(path: Path, parts: Sequence[LatticeRecording]) -> LatticeRecording:
-    requests = [request for part in parts for request in part.metadata.requests]
-    try:
-        metadata = LatticeMetadata.model_validate(
-            {
-                **parts[0].metadata.model_dump(),
-                "requests": [request.model_dump() for request in requests],
-                "shard_index": 0,
-                "shard_count": 1,
-            }
-        )
-    except ValidationError as error:
-        raise InputError(
-            f"the shards are not one recording: {error.errors()[0]['msg']}",
-            where=str(path),
-            hint=_RECORD,
-        ) from error
-    shapes = {part.candidate_ids.shape[1:] for part in parts}
+    shapes = {(file.n_positions, file.n_candidates) for file in files}
     if len(shapes) > 1:
         raise InputError(
             f"the shards are not one recording: lattices of {sorted(shapes)}",
             where=str(path),
-            hint=_RECORD,
+            hint=RECORD,
+        )
+
+
+def _joined_metadata(path: Path, parts: Sequence[LatticeMetadata]) -> LatticeMetadata:
+    requests = [request.model_dump() for part in parts for request in part.requests]
+    fields = {**parts[0].model_dump(), "requests": requests, "shard_index": 0, "shard_count": 1}
+    try:
+        return LatticeMetadata.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(
+            f"the shards are not one recording: {error.errors()[0]['msg']}",
+            where=str(path),
+            hint=RECORD,
+        ) from error
+
+
+def _concatenate(metadata: LatticeMetadata, parts: Sequence[LatticeRecording]) -> LatticeRecording:
+    if len(parts) == 1:
+        return LatticeRecording(
+            metadata=metadata, **{name: getattr(parts[0], name) for name in TENSORS}
         )
     arrays = {
         name: np.concatenate([getattr(part, name) for part in parts])

@@ -188,6 +188,7 @@ def _assemble(
             ],
             target_sha256=hashes[0],
             drafter_sha256=hashes[1],
+            drafter_kind="dspark" if index.algorithm == "DSPARK" else "dflash2",
         ),
         prompt_ids=_ids([generation.prompt_ids for _, generation, _ in joined]),
         prompt_offsets=_offsets([len(generation.prompt_ids) for _, generation, _ in joined]),

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.replay.anchors import Anchors, ReplayOptions
+from specpilot_cli.replay.anchors import Anchors, ReplayOptions, line_up, positions_in_use
 from specpilot_cli.replay.policy import (
     BudgetTrace,
     EveryBudget,
+    NothingToFit,
     PolicyTrace,
     edge_scores,
     trace_prefixes,
 )
 from specpilot_cli.replay.split import two_folds
+from specpilot_cli.schema.lattice import LatticeSource
 from specpilot_cli.ui import Reporter, SilentReporter
+
+if TYPE_CHECKING:
+    from specpilot_kernels.trees.sequoia import SequoiaPlan
 
 
 @dataclass(frozen=True, slots=True)
-class LevelPolicy(EveryBudget):
+class LevelPolicy(EveryBudget, NothingToFit):
     """EAGLE-2 (`beam`: `--top-k` paths per level) or OPT-Tree (as many as the budget)."""
 
     name: str
@@ -30,12 +36,7 @@ class LevelPolicy(EveryBudget):
     beam: bool
 
     def trace(
-        self,
-        anchors: Anchors,
-        options: ReplayOptions,
-        budgets: Sequence[int],
-        *,
-        reporter: Reporter = SilentReporter(),
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
     ) -> PolicyTrace:
         """Build one tree per anchor at the largest budget; its prefixes are the smaller ones."""
         from specpilot_kernels.trees.levels import levels_pop_index
@@ -52,7 +53,7 @@ class LevelPolicy(EveryBudget):
                 counted_depth=anchors.remaining[part] - 1,
             )
 
-        return trace_prefixes(self.name, anchors, budgets, walk, reporter)
+        return trace_prefixes(anchors, budgets, walk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +67,73 @@ class SequoiaPolicy(EveryBudget):
     name: str = "sequoia"
     summary: str = "Sequoia: one fixed tree by rank, fitted on the other half of the requests"
 
-    def trace(
+    def fitted(
         self,
-        anchors: Anchors,
+        source: LatticeSource,
         options: ReplayOptions,
         budgets: Sequence[int],
         *,
         reporter: Reporter = SilentReporter(),
+    ) -> FittedSequoia:
+        """Count ranks in one pass and plan once per half. With one request, warn and use it."""
+        from specpilot_kernels.trees.sequoia import sequoia_plan
+
+        hits, tried = rank_counts(source, options)
+        fold = two_folds(source.metadata, tried > 0)
+        used = [half for half in (0, 1) if tried[fold == half].sum() > 0]
+        if len(used) < 2:
+            reporter.warn("one request only: sequoia's tree is judged on what it was fitted on")
+        plans: dict[int, SequoiaPlan] = {}
+        n_positions = positions_in_use(source, options)
+        for judged in used:
+            learnt = fold != judged if len(used) > 1 else fold == judged
+            accept = hits[learnt].sum(axis=0) / tried[learnt].sum()
+            plans[judged] = sequoia_plan(accept, max(budgets), max_depth=n_positions)
+        names = [request.request_id for request in source.metadata.requests]
+        halves = dict(zip(names, fold.tolist(), strict=True))
+        return FittedSequoia(self.name, self.summary, plans, halves)
+
+    def trace(
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
     ) -> BudgetTrace:
-        """Fit, plan and walk, once per half. With one request, fit and judge on it, and warn."""
-        from specpilot_kernels.trees.sequoia import accepted_by_rank, sequoia_plan
+        """Fitted on these anchors alone."""
+        return self.fitted(anchors.recording, options, budgets).trace(anchors, options, budgets)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSequoia(EveryBudget):
+    """Sequoia's plans, by the half that each judges, and the half of every request by its id."""
+
+    name: str
+    summary: str
+    plans: dict[int, SequoiaPlan]
+    halves: dict[str, int]
+
+    def trace(
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
+    ) -> BudgetTrace:
+        """Walk each request's fixed tree of every budget by the ranks of its true tokens."""
+        from specpilot_kernels.trees.sequoia import accepted_by_rank
 
         ranks = true_ranks(anchors, options)
         n_ranks, n_positions = anchors.candidate_ids.shape[2], anchors.n_positions
-        fold = two_folds(anchors)[anchors.request]
-        if np.unique(fold).size < 2:
-            reporter.warn("one request only: sequoia's tree is judged on what it was fitted on")
+        requests = anchors.metadata.requests
+        fold = np.array([self.halves[item.request_id] for item in requests])[anchors.request]
         accepted = {n: np.zeros(anchors.n_anchors, dtype=np.int32) for n in budgets}
         expected = np.zeros((anchors.n_anchors, len(budgets)), dtype=np.float64)
         counted = np.clip(anchors.remaining - 1, 0, n_positions)
-        for judged in np.unique(fold):
-            mine, fitted = fold == judged, fold != judged
-            accept = rank_acceptance(anchors, ranks, fitted if fitted.any() else mine, n_ranks)
-            plan = sequoia_plan(accept, max(budgets), max_depth=n_positions)
+        for judged, plan in self.plans.items():
+            mine = fold == judged
             for slot, n_nodes in enumerate(budgets):
                 tree = plan.tree(n_nodes)
                 accepted[n_nodes][mine] = accepted_by_rank(tree, ranks[mine], n_ranks)
-                reach: list[float] = []
-                for parent, rank in zip(tree.parent.tolist(), tree.rank.tolist(), strict=True):
-                    reach.append(accept[rank] * (reach[parent] if parent >= 0 else 1.0))
-                by_depth = np.bincount(tree.depth, weights=reach, minlength=n_positions + 1)
+                by_depth = tree.reach_by_depth(plan.accept, n_positions)
                 expected[mine, slot] = np.cumsum(by_depth)[counted[mine]]
         return BudgetTrace(accepted, expected)
 
 
 @dataclass(frozen=True, slots=True)
-class CostAwarePolicy(EveryBudget):
+class CostAwarePolicy(EveryBudget, NothingToFit):
     """As many nodes per step as pay for themselves: argmax of τ(N) / c(N) up to the budget.
 
     This is CaDDTree's rule on best-first trees with conditional scores; CaDDTree itself scores
@@ -112,12 +144,7 @@ class CostAwarePolicy(EveryBudget):
     summary: str = "best-first, cut per step where expected τ / step time peaks; --step-times"
 
     def trace(
-        self,
-        anchors: Anchors,
-        options: ReplayOptions,
-        budgets: Sequence[int],
-        *,
-        reporter: Reporter = SilentReporter(),
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
     ) -> BudgetTrace:
         """Choose each anchor's budget before its truth is looked at, as a live engine would."""
         from specpilot_kernels.trees.trace import truth_pop_index
@@ -139,7 +166,6 @@ class CostAwarePolicy(EveryBudget):
                 accepted[cap][part] = (pop_index <= chosen[:, None]).sum(axis=1)
                 used[cap][part] = chosen
                 expected[part, slot] = inside[np.arange(len(chosen)), chosen]
-            reporter.progress(f"replay {self.name}", part.stop, n_anchors)
         return BudgetTrace(accepted, expected, used)
 
 
@@ -155,21 +181,29 @@ def true_ranks(anchors: Anchors, options: ReplayOptions) -> npt.NDArray[np.int32
     return ranks
 
 
-def rank_acceptance(
-    anchors: Anchors,
-    ranks: npt.NDArray[np.int32],
-    fitted: npt.NDArray[np.bool_],
-    n_ranks: int,
-) -> npt.NDArray[np.float64]:
-    """Sequoia's acceptance vector over the anchors in `fitted` [A], [n_ranks] float64.
+def rank_counts(
+    source: LatticeSource, options: ReplayOptions
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """How often the truth had each rank, [R, K], and how often it could have had one, [R].
 
-    Counts every position whose true parent is on the true path and whose true token is known.
+    Counts every position whose true parent is on the true path and whose true token is known;
+    the quotient is Sequoia's acceptance vector.
     """
-    on_path = np.ones_like(ranks, dtype=np.bool_)
-    on_path[:, 1:] = ranks[:, :-1] >= 0
-    tried = on_path & (anchors.truth >= 0) & fitted[:, None]
-    hits = np.bincount(ranks[tried & (ranks >= 0)], minlength=n_ranks)
-    return np.asarray(hits / tried.sum(), dtype=np.float64)
+    hits: list[npt.NDArray[np.int64]] = []
+    tried: list[npt.NDArray[np.int64]] = []
+    n_ranks = source.n_candidates
+    for part in source.parts():
+        anchors = line_up(part, options)
+        ranks = true_ranks(anchors, options)
+        on_path = np.ones_like(ranks, dtype=np.bool_)
+        on_path[:, 1:] = ranks[:, :-1] >= 0
+        known = on_path & (anchors.truth >= 0)
+        request = np.broadcast_to(anchors.request[:, None], ranks.shape)
+        cell = (request * n_ranks + ranks)[known & (ranks >= 0)]
+        counts = np.bincount(cell, minlength=anchors.n_requests * n_ranks)
+        hits.append(counts.reshape(anchors.n_requests, n_ranks).astype(np.int64))
+        tried.append(np.bincount(request[known], minlength=anchors.n_requests).astype(np.int64))
+    return np.concatenate(hits), np.concatenate(tried)
 
 
 def _costs(options: ReplayOptions, most: int) -> npt.NDArray[np.float64]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.schema.lattice import LatticeMetadata, LatticeRecording, LatticeSource
 
 _CHUNK_ANCHORS = 1024  # a chunk of 15 × 16 × 16 float32 edges stays below 16 MiB
 
@@ -49,16 +50,34 @@ class ReplayOptions:
 AS_RECORDED = ReplayOptions()
 
 
+class RecordedOutputs(Protocol):
+    """What lining up steps with outputs needs; see `LatticeRecording` for the arrays."""
+
+    @property
+    def metadata(self) -> LatticeMetadata: ...
+    @property
+    def output_ids(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def output_offsets(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def step_request(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def step_position(self) -> npt.NDArray[np.int64]: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Anchors:
+class Steps:
     """The steps of a recording that have something to predict, `A` of them, in file order.
 
     step [A] int64: index into the recording's step axis. request [A] int64. remaining [A] int32:
     output tokens after the anchor, at least 1. truth [A, P] int32: the tokens that followed, -1
     past the end of the output. first [R] and count [R] int64: each request's range of anchors.
+
+    An output ends where the target ended it, so an end-of-sequence token is the last token and is
+    predicted like any other; drafts behind it have no truth and are never accepted.
     """
 
-    recording: LatticeRecording
+    metadata: LatticeMetadata
     step: npt.NDArray[np.int64]
     request: npt.NDArray[np.int64]
     remaining: npt.NDArray[np.int32]
@@ -77,6 +96,18 @@ class Anchors:
         return int(self.truth.shape[1])
 
     @property
+    def n_requests(self) -> int:
+        """Requests, R, those without an anchor included."""
+        return int(self.count.shape[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Anchors(Steps):
+    """Steps with their lattices."""
+
+    recording: LatticeRecording
+
+    @property
     def candidate_ids(self) -> npt.NDArray[np.int32]:
         """Candidates of all anchors, [A, P, K] int32."""
         ids = self.recording.candidate_ids[:, : self.n_positions]
@@ -92,34 +123,59 @@ class Anchors:
         hits = (self.candidate_ids == self.truth[:, :, None]).any(axis=-1)
         return np.asarray(hits, dtype=np.bool_)
 
+    def rows(self, before: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of `edge` for these predecessors: all row 0 where scores have no predecessor."""
+        return before if self.recording.edge.shape[2] > 1 else np.zeros_like(before)
+
 
 def prepare(recording: LatticeRecording, options: ReplayOptions) -> Anchors:
     """Line up every recorded step with the output tokens that followed it.
 
     Raises InputError if an option does not fit the recording or nothing is left to replay.
     """
-    n_positions = _positions_in_use(recording, options)
+    anchors = line_up(recording, options)
+    if anchors.n_anchors == 0:
+        raise nothing_to_replay()
+    return anchors
+
+
+def line_up(recording: LatticeRecording, options: ReplayOptions) -> Anchors:
+    """`prepare` for a part of a recording, which may have nothing to replay."""
+    steps = line_up_steps(recording, positions_in_use(recording, options))
+    return Anchors(
+        steps.metadata, steps.step, steps.request, steps.remaining, steps.truth, steps.first,
+        steps.count, recording,
+    )  # fmt: skip
+
+
+def line_up_steps(recording: RecordedOutputs, n_positions: int) -> Steps:
+    """The steps of a part and what followed them, whatever was drafted there."""
     lengths = np.diff(recording.output_offsets)
     request = recording.step_request.astype(np.int64)
     remaining = lengths[request] - 1 - recording.step_position
     step = np.flatnonzero(remaining > 0)
-    if step.size == 0:
-        raise InputError(
-            "nothing to replay: no recorded step has an output token after it",
-            hint="record requests of at least two output tokens",
-        )
     request, left = request[step], remaining[step].astype(np.int32)
     ahead = np.arange(n_positions)
     known = ahead < left[:, None]  # [A, P]
     start = recording.output_offsets[request] + recording.step_position[step] + 1
     index = np.where(known, start[:, None] + ahead, 0)
-    truth = np.where(known, recording.output_ids[index], np.int32(-1)).astype(np.int32)
-    count = np.bincount(request, minlength=recording.n_requests).astype(np.int64)
-    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(count)[:-1]])
-    return Anchors(recording, step, request, left, truth, first, count)
+    truth = np.full(known.shape, -1, dtype=np.int32)
+    truth[known] = recording.output_ids[index[known]]
+    count = np.bincount(request, minlength=lengths.size).astype(np.int64)
+    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(count)])[:-1]
+    return Steps(recording.metadata, step, request, left, truth, first, count)
 
 
-def _positions_in_use(recording: LatticeRecording, options: ReplayOptions) -> int:
+def nothing_to_replay() -> InputError:
+    """The error of a recording in which no step has an output token after it."""
+    return InputError(
+        "nothing to replay: no recorded step has an output token after it",
+        hint="record requests of at least two output tokens",
+    )
+
+
+def positions_in_use(recording: LatticeSource, options: ReplayOptions) -> int:
+    """Positions that the options leave; InputError where an option does not fit the recording."""
     for name, value in (("--positions", options.positions), ("--depth", options.depth)):
         if value is not None and not 1 <= value <= recording.n_positions:
             raise InputError(
@@ -133,6 +189,12 @@ def _positions_in_use(recording: LatticeRecording, options: ReplayOptions) -> in
             f"--temperature {options.temperature} is not a positive number",
             where="--temperature",
             hint="1 leaves the scores as they are",
+        )
+    if recording.metadata.drafter_kind == "dflash" and options.temperature != 1.0:
+        raise InputError(
+            "--temperature needs scores given the predecessor; a dflash drafter has none",
+            where="--temperature",
+            hint="leave the option out",
         )
     if options.top_k < 1:
         raise InputError(

@@ -17,13 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.replay.anchors import AS_RECORDED, Anchors, ReplayOptions, prepare
+from specpilot_cli.replay.anchors import (
+    AS_RECORDED,
+    Anchors,
+    ReplayOptions,
+    line_up,
+    positions_in_use,
+)
 from specpilot_cli.replay.intervals import Estimate, gain_estimate
 from specpilot_cli.replay.modes import Mode
 from specpilot_cli.replay.result import ReplayResult
 from specpilot_cli.replay.run import DEFAULT_NODES, replay
-from specpilot_cli.replay.split import requests_of, two_folds
-from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.replay.split import RequestSubset, requests_with_steps, two_folds
+from specpilot_cli.schema.lattice import LatticeMetadata, LatticeSource
 from specpilot_cli.ui import Reporter, SilentReporter
 
 _LOG_TEMPERATURE = (math.log(0.2), math.log(5.0))  # outside, a drafter is broken, not miscalibrated
@@ -62,7 +68,7 @@ class Calibration:
 
 
 def calibrate(
-    recording: LatticeRecording,
+    recording: LatticeSource,
     *,
     nodes: Sequence[int] = DEFAULT_NODES,
     mode: Mode | None = None,
@@ -71,57 +77,69 @@ def calibrate(
 ) -> Calibration:
     """Fit on one half of the requests, replay the other half with and without the fit.
 
-    Raises InputError with fewer than two requests that have something to replay.
+    Raises InputError with fewer than two requests that have something to replay, or for a drafter
+    without conditional scores.
     """
-    anchors = prepare(recording, options)
-    fold = two_folds(anchors)
-    active = anchors.count > 0
+    if recording.metadata.drafter_kind == "dflash":
+        raise InputError(
+            "calibration needs scores given the predecessor, which a dflash drafter does not have",
+            where="--calibrate",
+            hint="its probabilities are over the whole vocabulary already; replay them as they are",
+        )
+    active = requests_with_steps(recording)
     if np.count_nonzero(active) < 2:
         raise InputError(
             "calibration needs two requests with steps, one to fit and one to judge",
             where="--calibrate",
             hint="record more requests",
         )
-    fitted = fold == 0
-    fit = fit_calibration(prepare(requests_of(recording, fitted), options), options)
-    judged = requests_of(recording, ~fitted & active)
+    fitted = two_folds(recording.metadata, active) == 0
+    fit = fit_calibration(RequestSubset(recording, fitted), options)
+    judged = RequestSubset(recording, ~fitted & active)
     changed = replace(options, temperature=fit.temperature, recall=fit.recall)
     before, after = (
         replay(judged, ["best-first"], nodes=nodes, mode=mode, options=used, reporter=reporter)
         for used in (options, changed)
     )
-    return Calibration(fit, fitted, path_recall(prepare(judged, options), options), before, after)
+    return Calibration(fit, fitted, path_recall(judged, options)[0], before, after)
 
 
-def fit_calibration(anchors: Anchors, options: ReplayOptions) -> Fit:
-    """Recall and temperature of these anchors, all of them counted once."""
-    rows, true = true_rows(anchors, options)
-    if rows.shape[0] == 0:
-        return Fit(1.0, path_recall(anchors, options), 0)
-    temperature = _best_temperature(rows, true)
-    return Fit(temperature, path_recall(anchors, options), int(rows.shape[0]))
+def fit_calibration(source: LatticeSource, options: ReplayOptions) -> Fit:
+    """Recall and temperature of these requests, every anchor counted once."""
+    recall, n_true = path_recall(source, options)
+    stride = max(1, n_true // _MAX_ROWS)
+    found = [true_rows(line_up(part, options), stride) for part in source.parts()]
+    rows = np.concatenate([part for part, _ in found])
+    true = np.concatenate([part for _, part in found])
+    temperature = _best_temperature(rows, true) if len(true) else 1.0
+    return Fit(temperature, recall, len(true))
 
 
-def path_recall(anchors: Anchors, options: ReplayOptions) -> tuple[float, ...]:
+def path_recall(source: LatticeSource, options: ReplayOptions) -> tuple[tuple[float, ...], int]:
     """Share of true paths, in the lattice so far, whose next token is a candidate too, [P].
 
-    Half a success and half a failure are added, so that a rare position is neither 0 nor 1.
+    Half a success and half a failure are added, so that a rare position is neither 0 nor 1. Also
+    returns how many true tokens were candidates on such paths.
     """
-    inside = np.logical_and.accumulate(anchors.truth_in_lattice(), axis=1)
-    before = np.concatenate([np.ones_like(inside[:, :1]), inside[:, :-1]], axis=1)
-    tried = (before & (anchors.truth >= 0)).sum(axis=0)
-    return tuple(((inside.sum(axis=0) + 0.5) / (tried + 1.0)).tolist())
+    n_positions = positions_in_use(source, options)
+    hits, tried = np.zeros(n_positions), np.zeros(n_positions)
+    for part in source.parts():
+        anchors = line_up(part, options)
+        inside = np.logical_and.accumulate(anchors.truth_in_lattice(), axis=1)
+        before = np.concatenate([np.ones_like(inside[:, :1]), inside[:, :-1]], axis=1)
+        tried += (before & (anchors.truth >= 0)).sum(axis=0)
+        hits += inside.sum(axis=0)
+    return tuple(((hits + 0.5) / (tried + 1.0)).tolist()), int(hits.sum())
 
 
 def true_rows(
-    anchors: Anchors, options: ReplayOptions
+    anchors: Anchors, stride: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-    """Recorded scores along the true paths: rows [m, K] and the true candidate's index [m].
+    """Recorded scores along the true paths: every `stride`-th row [m, K], true candidates [m].
 
     Rows whose true candidate has probability zero are left out: no temperature mends them.
     """
     inside = np.logical_and.accumulate(anchors.truth_in_lattice(), axis=1)
-    stride = max(1, int(inside.sum()) // _MAX_ROWS)
     anchor, position = np.nonzero(inside)
     anchor, position = anchor[::stride], position[::stride]
     index = (anchors.candidate_ids == anchors.truth[:, :, None]).argmax(axis=-1)
@@ -132,9 +150,9 @@ def true_rows(
     return rows[possible], true[possible]
 
 
-def half_names(recording: LatticeRecording, chosen: npt.NDArray[np.bool_]) -> list[str]:
+def half_names(metadata: LatticeMetadata, chosen: npt.NDArray[np.bool_]) -> list[str]:
     """Ids of the chosen requests."""
-    requests = recording.metadata.requests
+    requests = metadata.requests
     return [item.request_id for item, own in zip(requests, chosen, strict=True) if own]
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.replay.anchors import Anchors
-from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.replay.anchors import Steps
+from specpilot_cli.schema.lattice import LatticeMetadata
 
 Mode = Literal["trajectory", "anchored", "dense-mean"]
 
@@ -28,12 +28,12 @@ MODE_BIAS: dict[Mode, str] = {
 }
 
 
-def resolve_mode(recording: LatticeRecording, requested: Mode | None) -> Mode:
+def resolve_mode(metadata: LatticeMetadata, requested: Mode | None) -> Mode:
     """The mode to use: trajectory where the recording allows it, or what was asked for.
 
     Raises InputError if an anchored recording is asked for what it cannot answer.
     """
-    if recording.metadata.mode == "dense":
+    if metadata.mode == "dense":
         return requested or "trajectory"
     if requested in (None, "anchored"):
         return "anchored"
@@ -45,20 +45,20 @@ def resolve_mode(recording: LatticeRecording, requested: Mode | None) -> Mode:
     )
 
 
-def commit_lengths(anchors: Anchors, accepted: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def commit_lengths(anchors: Steps, accepted: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Tokens committed from each anchor, [A] int32: accepted + bonus, cut at the output's end."""
     return np.asarray(np.minimum(accepted + 1, anchors.remaining), dtype=np.int32)
 
 
 def judged_anchors(
-    anchors: Anchors,
+    anchors: Steps,
     mode: Mode,
     committed: npt.NDArray[np.int32],
     chain_committed: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.bool_]:
     """The anchors that count as steps of a policy that commits `committed`, [A] bool."""
     everywhere = mode == "dense-mean" or (
-        mode == "anchored" and anchors.recording.metadata.mode == "anchored"
+        mode == "anchored" and anchors.metadata.mode == "anchored"
     )
     if everywhere:
         return np.ones(anchors.n_anchors, dtype=np.bool_)
@@ -66,7 +66,7 @@ def judged_anchors(
     return trajectory(anchors, own)
 
 
-def trajectory(anchors: Anchors, committed: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+def trajectory(anchors: Steps, committed: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
     """The anchors visited from each request's first one by advancing `committed`, [A] bool.
 
     Needs a dense recording: there, anchors of a request follow each other one token apart.

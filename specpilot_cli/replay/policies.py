@@ -14,16 +14,17 @@ from specpilot_cli.replay.anchors import Anchors, ReplayOptions
 from specpilot_cli.replay.policy import (
     UNLIMITED,
     EveryBudget,
+    NothingToFit,
     Policy,
     PolicyTrace,
     edge_scores,
     trace_prefixes,
 )
-from specpilot_cli.ui import Reporter, SilentReporter
+from specpilot_cli.schema.lattice import DrafterKind
 
 
 @dataclass(frozen=True, slots=True)
-class ChainPolicy:
+class ChainPolicy(NothingToFit):
     """Stock: verify the one chain that the drafter chose (paper §2.1)."""
 
     name: str = "chain"
@@ -34,12 +35,7 @@ class ChainPolicy:
         return [*sorted({n for n in requested if n < n_positions}), n_positions]
 
     def trace(
-        self,
-        anchors: Anchors,
-        options: ReplayOptions,
-        budgets: Sequence[int],
-        *,
-        reporter: Reporter = SilentReporter(),
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
     ) -> PolicyTrace:
         """Compare the recorded stock choice with the truth; temperature does not move an argmax."""
         choice = anchors.recording.stock_choice[anchors.step, : anchors.n_positions]
@@ -49,7 +45,7 @@ class ChainPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class OraclePolicy:
+class OraclePolicy(NothingToFit):
     """An upper bound: accept while the true token is among the candidates (paper §3.1)."""
 
     name: str = "oracle"
@@ -60,19 +56,14 @@ class OraclePolicy:
         return [None]
 
     def trace(
-        self,
-        anchors: Anchors,
-        options: ReplayOptions,
-        budgets: Sequence[int],
-        *,
-        reporter: Reporter = SilentReporter(),
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
     ) -> PolicyTrace:
         """The run of true tokens that stay in the lattice."""
         return PolicyTrace(_prefix_index(anchors.truth_in_lattice(), ranked=False), None)
 
 
 @dataclass(frozen=True, slots=True)
-class TreePolicy(EveryBudget):
+class TreePolicy(EveryBudget, NothingToFit):
     """Best-first trees, by conditional or by marginal scores (paper §2.2, §4.2)."""
 
     name: str
@@ -80,12 +71,7 @@ class TreePolicy(EveryBudget):
     conditional: bool
 
     def trace(
-        self,
-        anchors: Anchors,
-        options: ReplayOptions,
-        budgets: Sequence[int],
-        *,
-        reporter: Reporter = SilentReporter(),
+        self, anchors: Anchors, options: ReplayOptions, budgets: Sequence[int]
     ) -> PolicyTrace:
         """Build one tree per anchor at the largest budget; its prefixes are the smaller ones."""
         from specpilot_kernels.trees.trace import truth_pop_index
@@ -101,7 +87,7 @@ class TreePolicy(EveryBudget):
                 counted_depth=anchors.remaining[part] - 1,  # the bonus is the last token's cover
             )
 
-        return trace_prefixes(self.name, anchors, budgets, walk, reporter)
+        return trace_prefixes(anchors, budgets, walk)
 
     def _scores(
         self, anchors: Anchors, part: slice, options: ReplayOptions
@@ -132,14 +118,23 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def default_policies(options: ReplayOptions) -> list[str]:
+def default_policies(options: ReplayOptions, kind: DrafterKind = "dflash2") -> list[str]:
     """All but those that add nothing: OPT-Tree's rows are best-first's; cost needs step times."""
     left_out = {"opt-tree"} | (set() if options.step_cost is not None else {"cost-aware"})
+    left_out |= {"best-first"} - {best_tree(kind)}
     return [name for name in POLICIES if name not in left_out]
 
 
-def find_policy(name: str) -> Policy:
-    """The policy called `name`; an unknown name is an InputError that lists all."""
+def best_tree(kind: DrafterKind) -> str:
+    """The policy of the best tree that a drafter's scores allow: given the predecessor, if any."""
+    return "marginal" if kind == "dflash" else "best-first"
+
+
+def find_policy(name: str, kind: DrafterKind = "dflash2") -> Policy:
+    """The policy called `name`; an unknown name is an InputError that lists all.
+
+    Best-first by conditional scores needs a drafter that has them, so it is refused for `dflash`.
+    """
     if name not in POLICIES:
         import difflib
 
@@ -149,6 +144,13 @@ def find_policy(name: str) -> Policy:
             where="--policy",
             hint=(f"did you mean `{near[0]}`? " if near else "")
             + f"known policies: {', '.join(POLICIES)}",
+        )
+    if name == "best-first" and best_tree(kind) != name:
+        raise InputError(
+            "policy `best-first` needs scores given the predecessor, which a dflash drafter "
+            "does not have",
+            where="--policy",
+            hint="use `marginal`, the best tree that its scores allow",
         )
     return POLICIES[name]
 
@@ -169,7 +171,8 @@ def _chain_expected(anchors: Anchors, budgets: Sequence[int]) -> npt.NDArray[np.
         return None
     index = match.argmax(axis=-1)  # [A, P]
     before = np.concatenate([np.zeros_like(index[:, :1]), index[:, :-1]], axis=1)
-    edge = recording.edge[anchors.step[:, None], np.arange(n_positions), before, index]
+    rows = anchors.rows(before)
+    edge = recording.edge[anchors.step[:, None], np.arange(n_positions), rows, index]
     gain = np.exp(np.cumsum(edge, axis=1, dtype=np.float64))
     gain[np.arange(1, n_positions + 1) >= anchors.remaining[:, None]] = 0.0
     total = np.concatenate([np.zeros((len(gain), 1)), np.cumsum(gain, axis=1)], axis=1)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_cli.replay.anchors import Anchors, ReplayOptions
+from specpilot_cli.replay.anchors import Anchors, ReplayOptions, Steps
+from specpilot_cli.schema.lattice import LatticeSource
 from specpilot_cli.ui import Reporter, SilentReporter
 
 #: Budget at which every node that a policy ever reaches is included.
@@ -68,8 +69,11 @@ class BudgetTrace:
         return None if self.used_at is None else self.used_at[budget]
 
 
-class Policy(Protocol):
-    """A way to spend a node budget on one lattice."""
+StepsT = TypeVar("StepsT", bound=Steps, contravariant=True)
+
+
+class StepPolicy(Protocol[StepsT]):
+    """A way to spend a node budget on what was drafted at each step."""
 
     @property
     def name(self) -> str:
@@ -82,21 +86,46 @@ class Policy(Protocol):
     def budgets(self, requested: Sequence[int], n_positions: int) -> list[int | None]:
         """The node budgets worth reporting of those requested, ascending; None = no budget."""
 
-    def trace(
+    def trace(self, anchors: StepsT, options: ReplayOptions, budgets: Sequence[int]) -> Trace:
+        """Evaluate the policy at every anchor for ascending `budgets` in nodes."""
+
+
+class Policy(StepPolicy[Anchors], Protocol):
+    """A policy over lattices, by its builder's name in `specpilot_kernels.trees.BUILDERS`."""
+
+    def fitted(
         self,
-        anchors: Anchors,
+        source: LatticeSource,
         options: ReplayOptions,
         budgets: Sequence[int],
         *,
         reporter: Reporter = SilentReporter(),
-    ) -> Trace:
-        """Evaluate the policy at every anchor for ascending `budgets` in nodes."""
+    ) -> StepPolicy[Anchors]:
+        """The policy after it has learnt from the recording what it has to; most learn nothing."""
+
+
+class NothingToFit:
+    """A policy that needs no look at the recording before it builds trees."""
+
+    __slots__ = ()
+
+    def fitted(
+        self,
+        source: LatticeSource,
+        options: ReplayOptions,
+        budgets: Sequence[int],
+        *,
+        reporter: Reporter = SilentReporter(),
+    ) -> Self:
+        """Itself."""
+        return self
 
 
 def edge_scores(anchors: Anchors, part: slice, options: ReplayOptions) -> npt.NDArray[np.float32]:
-    """Conditional scores of a range of anchors as the options change them, [a, P, K, K].
+    """Conditional scores of a range of anchors as the options change them, [a, P, K or 1, K].
 
-    Normalised over the candidates, or to the recall of the position where one is given.
+    Normalised over the candidates, or to the recall of the position where one is given. Scores of a
+    DFlash drafter have no predecessor and are normalised over the vocabulary.
     """
     from specpilot_kernels.trees.lattice import temper
 
@@ -121,13 +150,11 @@ class EveryBudget:
 
 
 def trace_prefixes(
-    name: str,
     anchors: Anchors,
     budgets: Sequence[int],
     pop_index_of: Callable[
         [slice, npt.NDArray[np.int64]], tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]
     ],
-    reporter: Reporter,
 ) -> PolicyTrace:
     """Build one tree per anchor at the largest budget; its prefixes are the smaller ones.
 
@@ -140,5 +167,4 @@ def trace_prefixes(
     sizes = np.asarray(budgets, dtype=np.int64)
     for part in anchors.chunks():
         pop_index[part], expected[part] = pop_index_of(part, sizes)
-        reporter.progress(f"replay {name}", part.stop, n_anchors)
     return PolicyTrace(pop_index, expected)

@@ -19,7 +19,8 @@ class ReplayRow:
     tau: total tokens over total steps of all requests. benchmarks: the same per benchmark;
     benchmark_mean: their equal-weight mean. gain: tau over the full chain's on this recording.
     expected_tau: the drafter's own estimate at the same anchors, None where it has none.
-    tokens, steps [R] int64: per request, in the recording's order. mean_nodes: nodes spent per
+    tokens, steps [R] int64: per request, in the recording's order. lengths [P + 2] int64: steps
+    by the tokens they committed, None where they were not counted. mean_nodes: nodes spent per
     step, below `nodes` for a policy that need not spend its budget. step_s: mean seconds per step,
     and speedup: over plain decoding (Eq. 3); None without step times.
     """
@@ -34,6 +35,7 @@ class ReplayRow:
     expected_tau: float | None
     tokens: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64] | None = None
     mean_nodes: float | None = None
     step_s: float | None = None
     speedup: float | None = None
@@ -44,8 +46,9 @@ class ReplayResult:
     """All rows of one replay and what they were computed from.
 
     recall_by_position [P] float64: how often the true token is among the candidates, over all
-    recorded anchors with a known token there. chain_mismatch_ratio: share of anchors where the
-    recorded stock chain is not the argmax walk over the recorded scores.
+    recorded anchors with a known token there. chain_mismatch_ratio: share of stock chains that
+    are not the argmax walk over the recorded scores (DSpark's: of those inside the lattice).
+    stock_outside_by_position [P]: how often stock's own token is not a candidate at all.
     """
 
     mode: Mode
@@ -57,6 +60,7 @@ class ReplayResult:
     n_anchors: int
     recall_by_position: npt.NDArray[np.float64]
     chain_mismatch_ratio: float
+    stock_outside_by_position: npt.NDArray[np.float64] | None = None
 
     def curve(self, policy: str) -> dict[int, float]:
         """τ by node budget of one policy; empty for the oracle."""

@@ -23,7 +23,14 @@ from specpilot_cli.token_force.result import TokenForceResult
 from specpilot_cli.token_force.rules import RateSummary
 from specpilot_cli.units import format_bandwidth, format_flops, format_percent, format_seconds
 
-_TREE_KINDS: dict[str, TreeKind] = {"best-first": "best_first", "marginal": "marginal"}
+_TREE_KINDS: dict[str, TreeKind] = {
+    "best-first": "best_first",
+    "marginal": "marginal",
+    "eagle-2": "eagle_2",
+    "sequoia": "sequoia",
+    "cost-aware": "cost_aware",
+    "opt-tree": "opt_tree",
+}
 
 
 def peaks_text(ceiling: Ceiling, dtype: str = "") -> str:

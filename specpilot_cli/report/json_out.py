@@ -19,7 +19,7 @@ from specpilot_cli.io.hashing import sha256_file, sha256_folder
 from specpilot_cli.schema.result import Envelope, InputFile
 from specpilot_cli.settings import available_cores
 
-_RECORDED_PACKAGES = ("numpy", "torch", "transformers", "sglang", "numba", "cupy-cuda13x")
+_RECORDED_PACKAGES = ("numpy", "torch", "transformers", "sglang", "numba")
 
 
 def build_envelope(

@@ -28,6 +28,7 @@ BATCH_COLUMNS = (
     "policy", "in flight", "tokens/s", "speedup", "τ", "rows per step", "drafted rows",
     "first token", "joined prompts",
 )  # fmt: skip
+_FILLED = 0.75  # of the places; below, a run is mostly the tail of its batch
 _METHOD = MethodNote(
     "Simulation",
     "Every step is played out: requests in flight, the trees or chains that the recorded lattices "
@@ -102,7 +103,7 @@ def render_batch_page(
                 KeyFigure("in flight there", str(best.concurrency)),
                 KeyFigure("runs", str(len(found))),
             ),
-            caveats=_caveats(found),
+            caveats=batch_notes(found),
             inputs=tuple(InputHash(item.path, item.sha256) for item in envelope.inputs),
             numbers=(ReportTable("Runs", BATCH_COLUMNS, tuple(batch_rows(found)), times.source),),
             figures=(batch_speedup.draw(_figure(found, times)),),
@@ -113,11 +114,19 @@ def render_batch_page(
     )
 
 
-def _caveats(found: Sequence[BatchResult]) -> tuple[str, ...]:
+def batch_notes(found: Sequence[BatchResult]) -> tuple[str, ...]:
+    """What to keep in mind: times beyond what was measured, and places that stayed empty."""
+    notes = []
     outside = sorted({name for item in found for name in item.extrapolated})
-    if not outside:
-        return ()
-    return (f"Step times beyond their measured range: {', '.join(outside)}.",)
+    if outside:
+        notes.append(f"step times beyond their measured range: {', '.join(outside)}")
+    for count in sorted({item.concurrency for item in found}):
+        most = max(item.mean_requests for item in found if item.concurrency == count)
+        if most < _FILLED * count:
+            notes.append(
+                f"at {count} in flight at most {most:.1f} were decoding on average: raise --repeat"
+            )
+    return tuple(notes)
 
 
 def _figure(found: Sequence[BatchResult], times: BatchStepTimes) -> BatchSpeedupData:

@@ -81,7 +81,8 @@ class PluginState(FileModel):
     config_sha256: of the configuration file's bytes; None if it could not be read.
     active: mechanism -> its facts, only for mechanisms that are at work. Those of `w12`, of one
         tensor-parallel rank: `layers`, `weights`, `bf16_bytes` and `encoded_bytes` (before and
-        after), `freed_bytes`, `verified`, `kept_bf16` (layers that stay BF16, as
+        after), `fused` (weights that several layers share), `not_fused` (reasons why layers that
+        could share one do not), `freed_bytes`, `verified`, `kept_bf16` (layers that stay BF16, as
         "name: reason"), `form` ("kernel", or "decoded reference" on a CPU), `checkpoint`
         ("bf16" or "w12"), `tp_size`, `seconds`. Those of `recorder`: `mode`, `algorithm`,
         `block`, `positions`, `candidates`; `folder` and `session` of this process; `steps` and

@@ -21,6 +21,7 @@ from specpilot_cli.simulate.blocks import Acceptance, choose_blocks, share_nodes
 from specpilot_cli.simulate.costs import StepClock, StepLoad
 from specpilot_cli.simulate.forest import Forest, grow
 from specpilot_cli.simulate.policy import JOINT_PROMPT_ROWS, BatchPolicy
+from specpilot_cli.ui import Reporter, SilentReporter
 
 PREFILL_ROWS = 512
 """Most prompt rows of one prefill pass, as in the reference engine."""
@@ -65,6 +66,7 @@ def simulate_batches(
     *,
     repeat: int = 1,
     options: ReplayOptions = AS_RECORDED,
+    reporter: Reporter = SilentReporter(),
 ) -> list[BatchResult]:
     """Every policy at every concurrency. Raises InputError for what the recording cannot answer.
 
@@ -73,7 +75,7 @@ def simulate_batches(
     """
     if repeat < 1 or not concurrencies or min(concurrencies) < 1:
         raise InputError("concurrency and repeat are at least 1")
-    forest = grow(recording, policies, options)
+    forest = grow(recording, policies, options, reporter=reporter)
     return [
         _Run(forest, policy, concurrency, times, repeat).result()
         for concurrency in concurrencies

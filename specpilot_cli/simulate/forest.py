@@ -10,8 +10,10 @@ import numpy.typing as npt
 from specpilot_cli.errors import InputError
 from specpilot_cli.replay.anchors import AS_RECORDED, Anchors, ReplayOptions, prepare
 from specpilot_cli.replay.policy import edge_scores
+from specpilot_cli.replay.run import warn_if_packed
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.simulate.policy import BatchPolicy
+from specpilot_cli.ui import Reporter, SilentReporter
 
 MOST_NODES = 128
 """Nodes that one request may get of a shared budget."""
@@ -46,7 +48,11 @@ class Forest:
 
 
 def grow(
-    recording: LatticeRecording, policies: list[BatchPolicy], options: ReplayOptions = AS_RECORDED
+    recording: LatticeRecording,
+    policies: list[BatchPolicy],
+    options: ReplayOptions = AS_RECORDED,
+    *,
+    reporter: Reporter = SilentReporter(),
 ) -> Forest:
     """Build what the policies need. InputError for a recording that is anchored or too shallow."""
     if recording.metadata.mode != "dense":
@@ -68,6 +74,8 @@ def grow(
             nodes = policy.nodes if policy.mode == "tree" else min(policy.rows, MOST_NODES)
             if policy.mode != "chain":
                 widest[block] = max(widest.get(block, 1), nodes)
+    if widest:
+        warn_if_packed(recording.metadata, sorted(widest.values()), options, reporter)
     hit = recording.stock_choice[anchors.step, : anchors.n_positions] == anchors.truth
     chain = np.logical_and.accumulate(hit, axis=1).sum(axis=1).astype(np.int64)
     trees = {block: _trees(anchors, block - 1, nodes, options) for block, nodes in widest.items()}

@@ -19,6 +19,7 @@ from specpilot_cli.replay.intervals import Estimate, gain_estimate, tau_estimate
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.simulate.forest import grow
 from specpilot_cli.simulate.policy import BatchPolicy
+from specpilot_cli.ui import Reporter, SilentReporter
 
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -95,6 +96,7 @@ def two_level(
     block: int | None = None,
     times: CycleTimes | None = None,
     seed: int = 0,
+    reporter: Reporter = SilentReporter(),
 ) -> TwoLevel:
     """Replay cycles of `nodes` nodes along each request's own trajectory.
 
@@ -110,7 +112,8 @@ def two_level(
             hint="make the flags from the same outputs, one per output token",
         )
     used = recording.n_positions + 1 if block is None else block
-    forest = grow(recording, [BatchPolicy("two-level", "tree", nodes=nodes, block=used)])
+    policy = BatchPolicy("two-level", "tree", nodes=nodes, block=used)
+    forest = grow(recording, [policy], reporter=reporter)
     index = forest.trees[used].index
     first = forest.anchors.first
     walk = [_one_level(index, int(first[r]), int(lengths[r])) for r in range(recording.n_requests)]

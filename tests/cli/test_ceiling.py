@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,23 @@ def test_the_oracle_takes_every_candidate(specpilot: Run, files: None) -> None:
     assert found["tau_best_tokens_per_step"] == pytest.approx(4.0)
     assert found["tau_best_source"].startswith("oracle over the candidates")
     assert found["tau_best_nodes"] is None
+
+
+def test_a_drafter_without_a_selector_gets_marginal_trees(
+    specpilot: Run, files: None, tmp_path: Path
+) -> None:
+    made = _recording()
+    plain = replace(
+        made, metadata=made.metadata.model_copy(update={"drafter_kind": "dflash"}),
+        edge=made.unary[:, :, None, :],
+    )  # fmt: skip
+    write_lattice(tmp_path / "dflash.safetensors", plain)
+    found = _results(
+        specpilot("ceiling", "step.json", "--lattices", "dflash.safetensors", "--nodes", "3,7",
+                  "--json", "-q")
+    )  # fmt: skip
+    assert found["tau_best_tokens_per_step"] == pytest.approx(4.0)
+    assert found["tau_best_nodes"] == 7
 
 
 def test_step_times_decide_the_budget(specpilot: Run, files: None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -20,8 +22,12 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield from _commands(child, (*path, name))
 
 
-_ALL = dict(_commands(typer.main.get_command(app)))
+_ROOT: Any = typer.main.get_command(app)
+_ALL = dict(_commands(_ROOT))
+_GROUPS = {(name,): command for name, command in _ROOT.commands.items() if (name,) not in _ALL}
+_WITH_GROUPS = _ALL | _GROUPS
 _EVERY = pytest.mark.parametrize("path", _ALL, ids=" ".join)
+_EVERY_HELP = pytest.mark.parametrize("path", _WITH_GROUPS, ids=" ".join)
 
 
 def _options(command: Any) -> set[str]:
@@ -42,6 +48,9 @@ def test_the_table_of_commands_is_complete() -> None:
         ("convert-w12",),
         ("diagnose",),
         ("doctor",),
+        ("lattice", "convert"),
+        ("lattice", "inspect"),
+        ("lattice", "pack"),
         ("paired-bench",),
         ("profile",),
         ("record",),
@@ -57,21 +66,34 @@ def test_the_table_of_commands_is_complete() -> None:
     }
 
 
-@_EVERY
-def test_help_is_a_summary_then_examples(path: tuple[str, ...]) -> None:
-    text = _ALL[path].help or ""
-    summary = text.strip().splitlines()[0]
+@_EVERY_HELP
+def test_help_is_a_summary_a_paragraph_and_examples(path: tuple[str, ...]) -> None:
+    # Without a paragraph between them, examples are not shown as code.
+    text = inspect.cleandoc(_WITH_GROUPS[path].help or "")
+    summary, about, head, *examples = text.split("\n\n")
     assert summary.endswith(".")
     assert len(summary) <= 100
-    assert "Examples:" in text
-    assert _examples(_ALL[path])
+    assert about
+    if head != "Examples:":
+        assert examples.pop(0) == "Examples:"
+    assert examples
+    assert [line for line in examples if not line.startswith("    specpilot ")] == []
 
 
-@_EVERY
+@_EVERY_HELP
+def test_an_example_of_two_lines_can_be_pasted(path: tuple[str, ...]) -> None:
+    lines = (_WITH_GROUPS[path].help or "").split("Examples:", 1)[-1].splitlines()
+    for line, following in itertools.pairwise(lines):
+        goes_on = following.strip() and not following.strip().startswith("specpilot ")
+        assert line.endswith(" \\") == bool(goes_on), line
+
+
+@_EVERY_HELP
 def test_examples_use_the_command_and_its_real_options(path: tuple[str, ...]) -> None:
-    known = _options(_ALL[path]) | {"--help", "-h"}
-    for words in _examples(_ALL[path]):
+    for words in _examples(_WITH_GROUPS[path]):
         assert tuple(words[1 : 1 + len(path)]) == path
+        of = path if path in _ALL else tuple(words[1:3])
+        known = _options(_ALL[of]) | {"--help", "-h"}
         flags = {word.split("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
         assert flags <= known, flags - known
 

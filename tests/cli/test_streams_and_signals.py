@@ -150,9 +150,7 @@ sys.exit(entry.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_recording_that_is_stopped_leaves_nothing(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_recording_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     program = _ANNOUNCED.format(
         module="specpilot_cli.engines.reference.record", function="record_dense"
     )

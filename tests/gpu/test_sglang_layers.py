@@ -28,6 +28,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     fake_sglang.install(monkeypatch, fake_sglang.Engine())
     linear = importlib.import_module(f"{PLUGIN}.w12_linear")
     product = importlib.import_module(f"{PLUGIN}.w12_product")
+    fused = importlib.import_module(f"{PLUGIN}.w12_fused")
     facts = importlib.import_module(f"{PLUGIN}.w12_facts").Facts(asked=True)
 
     def method(_: Any, name: str) -> Any:
@@ -42,7 +43,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         return layer
 
     product.warm(0)
-    yield SimpleNamespace(make=make, facts=facts, product=product)
+    yield SimpleNamespace(make=make, facts=facts, product=product, fused=fused)
     del sys.modules[f"{PLUGIN}.w12_linear"]  # it is bound to the small SGLang
 
 
@@ -124,3 +125,72 @@ def test_too_little_memory_names_the_layer(plugin: Any) -> None:
         layer.finish()
     layer.finish()
     assert layer.weight is None
+
+
+def projections(plugin: Any, cols: int, rows: list[int]) -> list[Any]:
+    layers = [plugin.make(cols, [n], f"projection {n}") for n in rows]
+    plugin.fused.Fusion(layers)
+    return layers
+
+
+@pytest.mark.parametrize(("cols", "rows"), [(5120, [16384, 96]), (5120, [2048, 12])])
+def test_two_projections_are_one_weight(plugin: Any, cols: int, rows: list[int]) -> None:
+    """Of a gated delta network, whole and one of eight ranks; below and above the kernel's rows."""
+    layers = projections(plugin, cols, rows)
+    fusion = layers[0].w12_fusion
+    before = [layer.weight.data.clone() for layer in layers]
+    for layer in layers:
+        layer.finish()
+    assert fusion.is_active
+    assert (plugin.facts.report()["layers"], plugin.facts.report()["fused"]) == (2, 1)
+    for n in (1, 8, 64, 100, 200, 2000):
+        x = torch.randn((n, cols), device="cuda").bfloat16()
+        for part, weight, layer in zip(fusion(x), before, layers, strict=True):
+            assert part.shape == (n, len(weight))
+            assert part.stride(0) % 8 == 0
+            exact = x.double() @ weight.double().T
+            cublas = selfcheck.relative_error(torch.nn.functional.linear(x, weight), exact)
+            error = selfcheck.relative_error(part, exact)
+            assert error <= selfcheck.RELATIVE_TO_CUBLAS * cublas
+            if n <= 64:
+                assert selfcheck.wrong_elements(part.contiguous(), x, weight) == 0
+                assert same_bits(part.contiguous(), layer(x).contiguous())
+    for layer, weight in zip(layers, before, strict=True):
+        layer.quant_method.restore_weights_before_loading(layer)
+        assert same_bits(layer.weight.data, weight)
+
+
+def test_fused_weights_free_what_they_save(plugin: Any) -> None:
+    """Also while they are stacked: nothing is left of the separate weights or the stack."""
+    torch.cuda.empty_cache()
+    pairs = [projections(plugin, 5120, [8192, 96]) for _ in range(8)]
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # of what made the weights
+    free_before, _ = torch.cuda.mem_get_info()
+    for layer in (layer for pair in pairs for layer in pair):
+        layer.finish()
+    torch.cuda.empty_cache()
+    free_after, _ = torch.cuda.mem_get_info()
+    report = plugin.facts.report()
+    assert report["fused"] == 8
+    assert free_after - free_before > 0.9 * report["freed_bytes"]
+
+
+def test_captured_projections_give_what_eager_ones_do(plugin: Any) -> None:
+    layers = projections(plugin, 5120, [4096, 24])
+    for layer in layers:
+        layer.finish()
+    fusion = layers[0].w12_fusion
+    side = torch.cuda.Stream()
+    for rows in (1, 32, 512):
+        x = torch.randn((rows, 5120), device="cuda").bfloat16()
+        wanted = [part.clone() for part in fusion(x)]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            parts = fusion(x)
+        for _ in range(3):
+            graph.replay()
+            torch.cuda.synchronize()
+            for part, eager in zip(parts, wanted, strict=True):
+                assert same_bits(part.contiguous(), eager.contiguous())

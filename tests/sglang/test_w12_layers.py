@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("w12_layers.py")
 SITE = PROGRAM.parent / "cpu_engine/site"
 ENCODED = ("qkv_proj", "gate_up_proj", "in_proj_qkvz", "down_proj", "lm_head")
+NETWORK = "linear_attn"
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +38,37 @@ def lines(tiny_pair: TinyPair, repo: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
+@pytest.fixture(scope="module")
+def layers(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of single layers."""
+    return [line for line in lines if line["layer"] != NETWORK]
+
+
 def test_every_layer_and_rank_was_compared(lines: list[dict[str, Any]]) -> None:
     seen = {(line["layer"], line["ranks"], line["rank"]) for line in lines}
-    names = (*ENCODED, "in_proj_ba")
+    names = (*ENCODED, "in_proj_ba", NETWORK)
     assert seen == {(n, ranks, rank) for n in names for ranks in (1, 2, 4) for rank in range(ranks)}
 
 
-def test_shards_are_encoded_and_equal_to_stocks(lines: list[dict[str, Any]]) -> None:
-    for line in lines:
+def test_shards_are_encoded_and_equal_to_stocks(layers: list[dict[str, Any]]) -> None:
+    for line in layers:
         wanted = "W12LinearMethod" if line["layer"] in ENCODED else "UnquantizedLinearMethod"
         assert line["method"] == wanted, line
         assert line["same_bits"], line
         assert line["same_product"], line
 
 
-def test_ranks_hold_parts_of_the_merged_layers(lines: list[dict[str, Any]]) -> None:
+def test_projections_of_a_network_are_one_weight(lines: list[dict[str, Any]]) -> None:
+    """Before and after another load, for few and many rows."""
     for line in lines:
-        whole = next(w for w in lines if w["layer"] == line["layer"] and w["ranks"] == 1)
+        if line["layer"] == NETWORK:
+            assert line["fused"], line
+            assert line["same_bits"], line
+            assert line["same_product"], line
+
+
+def test_ranks_hold_parts_of_the_merged_layers(layers: list[dict[str, Any]]) -> None:
+    for line in layers:
+        whole = next(w for w in layers if w["layer"] == line["layer"] and w["ranks"] == 1)
         divided = [max(1, a // b) for a, b in zip(whole["shape"], line["shape"], strict=True)]
         assert sorted(divided) == [1, line["ranks"]], line

@@ -2,7 +2,8 @@
 
 Every rank's layer is built as in a server of that many ranks, loaded by SGLang's own loaders, and
 encoded. Prints one JSON line for each: which method it ended with, and whether product and bits
-are those of the stock layer. No process group is made: a product needs none.
+are those of the stock layer; and for gated delta networks, whose projections become one weight. No
+process group is made: a product needs none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,9 +23,11 @@ from sglang.srt.layers.linear import (
     RowParallelLinear,
 )
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.runtime_context import get_context, get_parallel
 
 from specpilot_cli.engines.sglang.plugin.w12_config import W12Config
+from specpilot_cli.engines.sglang.plugin.w12_models import adapt
 
 HIDDEN = 256
 RANKS = (1, 2, 4)
@@ -135,16 +140,66 @@ def compare(make: Make, load: Load) -> dict[str, Any]:
     }
 
 
+def network(config: Any) -> Any:
+    """A gated delta network with 8 heads of keys and 16 of values, 64 channels each."""
+    heads = {"linear_num_key_heads": 8, "linear_num_value_heads": 16}
+    model = SimpleNamespace(
+        hidden_size=HIDDEN, linear_key_head_dim=64, linear_value_head_dim=64,
+        linear_conv_kernel_dim=4, hidden_act="silu", output_gate_type=None, rms_norm_eps=1e-6,
+        model_type="qwen3_5_text", **heads, **{f"{name}_cpu": n for name, n in heads.items()},
+    )  # fmt: skip
+    return import_gdn()(model, 0, config, None, "linear_attn")
+
+
+def load_network(built: Any, seed: int) -> None:
+    """As the model's loader: a checkpoint has q, k, v together, and z, b, a apart."""
+    qkvz, ba = built.in_proj_qkvz, built.in_proj_ba
+    qkvz.weight.weight_loader(qkvz.weight, ordinary(2048, HIDDEN, seed), (0, 1, 2))
+    qkvz.weight.weight_loader(qkvz.weight, ordinary(1024, HIDDEN, seed + 1), 3)
+    for number in range(2):
+        ba.weight.weight_loader(ba.weight, ordinary(16, HIDDEN, seed + 2 + number), number)
+
+
+def compare_networks() -> dict[str, Any]:
+    """Build one rank's network twice, and load both twice, with SGLang's steps around a load."""
+    cpu = torch.device("cpu")
+    with get_context().override_server_args():
+        stock, ours = network(None), network(W12Config())
+        same: dict[str, list[bool]] = {"same_product": [], "same_bits": [], "fused": []}
+        for seed in (10, 20):
+            DefaultModelLoader.restore_weights_before_loading(ours, cpu)
+            for built in (stock, ours):
+                load_network(built, seed)
+            DefaultModelLoader.postprocess_weights(ours, cpu)
+            same["fused"].append(ours.w12_fusion.is_active and ours.in_proj_ba.weight is None)
+            for rows in (1, 7, 2000):
+                x = ordinary(rows, HIDDEN, 6)
+                pairs = zip(
+                    stock._forward_input_proj(x), ours._forward_input_proj(x), strict=True
+                )
+                same["same_product"] += [torch.equal(*pair) for pair in pairs]
+            for name in ("in_proj_qkvz", "in_proj_ba"):
+                weight = getattr(ours, name).w12_product.to_bf16().view(torch.int16)
+                loaded = getattr(stock, name).weight.view(torch.int16)
+                same["same_bits"].append(torch.equal(weight, loaded))
+    return {name: all(values) for name, values in same.items()}
+
+
 def main() -> None:
     """Print one line per layer, number of ranks, and rank."""
     torch.set_default_dtype(torch.bfloat16)
-    for name, make, load in layers():
+    import_gdn()
+    adapt(W12Config)
+    cases: dict[str, Callable[[], dict[str, Any]]]
+    cases = {name: partial(compare, make, load) for name, make, load in layers()}
+    cases["linear_attn"] = compare_networks
+    for name, examine in cases.items():
         for ranks in RANKS:
             for rank in range(ranks):
                 place = {"tp_size": ranks, "tp_rank": rank}
                 place |= {f"attn_{key}": value for key, value in place.items()}
                 with get_parallel().override(**place):
-                    found = compare(make, load)
+                    found = examine()
                 line = {"layer": name, "ranks": ranks, "rank": rank, **found}
                 sys.stdout.write(json.dumps(line) + "\n")
 

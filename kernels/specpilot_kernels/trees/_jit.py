@@ -20,10 +20,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def native(function: F) -> F:
-    """Compile `function` at its first call, caching machine code on disk where that is possible."""
+    """Compile `function` at its first call, caching machine code on disk where that is possible.
+
+    Compiled code runs without the interpreter's lock and keeps no state, so threads build trees
+    side by side.
+    """
     if not HAVE_NUMBA:
         return function
     try:
-        return cast(F, njit(cache=True)(function))
+        return cast(F, njit(cache=True, nogil=True)(function))
     except RuntimeError:  # numba finds no writable place for its cache: compile per process instead
-        return cast(F, njit(function))
+        return cast(F, njit(nogil=True)(function))

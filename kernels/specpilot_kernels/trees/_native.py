@@ -1,12 +1,12 @@
-"""Every compiled loop of this package: tree builds and what is done around them.
+"""The compiled tree builds, and what reads their output in the same loop.
 
 They share one file because numba's disk cache notices an edit only in the file of the function it
-loads, not in files of functions that were inlined into it.
+loads, not in files of functions that were inlined into it. Loops that call none of these are in
+`_walks.py`.
 
-The best-first build follows the same rule as `reference.py`. Three things make it fast: sibling
-order is found by one scan of the predecessor's row instead of a sort, a popped node's next sibling
-overwrites it at the heap's top, and all scratch memory comes from the caller, so that a batch
-allocates once.
+The best-first build follows the same rule as `reference.py`. Three things make it fast: siblings
+are found by a scan of the predecessor's row instead of a sort, a popped node's next sibling takes
+its place at the heap's top, and all scratch memory is the caller's: a batch allocates once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from specpilot_kernels.trees._jit import native
-from specpilot_kernels.trees.types import Bool, Float32, Float64, Int32, Int64
+from specpilot_kernels.trees.types import Float32, Float64, Int32, Int64
 
 #: Pop index of a node that the build did not reach: larger than any budget.
 NEVER = np.int32(np.iinfo(np.int32).max)
@@ -266,24 +266,6 @@ def trace_truth(
 
 
 @native
-def visited_anchors(committed: Int32, first_anchor: Int64, n_anchors: Int64) -> Bool:
-    """Which anchors a policy lands on when it advances by what it commits, [s] bool.
-
-    committed [s] int32, at least 1: tokens committed from each anchor. Request r owns the anchors
-    first_anchor[r] … first_anchor[r] + n_anchors[r] - 1, one per output position, and starts at
-    the first of them.
-    """
-    visited = np.zeros(committed.shape[0], dtype=np.bool_)
-    for request in range(first_anchor.shape[0]):
-        at = first_anchor[request]
-        end = at + n_anchors[request]
-        while at < end:
-            visited[at] = True
-            at += committed[at]
-    return visited
-
-
-@native
 def _expand(
     edge: Float32,
     entry: Int32,  # [capacity, 3] out: candidate, parent entry, depth
@@ -314,6 +296,23 @@ def _expand(
 
 
 @native
+def _keep_best(path: Float64, first: int, end: int, keep: int, best: Int64) -> int:
+    """The `keep` best entries of `path[first:end]` in order, equal ones as they come."""
+    kept = 0
+    for entry in range(first, end):
+        value = path[entry]
+        if kept == keep and value <= path[best[kept - 1]]:
+            continue
+        slot = kept if kept < keep else keep - 1
+        kept = min(kept + 1, keep)
+        while slot > 0 and path[best[slot - 1]] < value:
+            best[slot] = best[slot - 1]
+            slot -= 1
+        best[slot] = entry
+    return kept
+
+
+@native
 def build_levels(
     edge: Float32,  # [L, P, K], P = K or 1
     n_nodes: int,
@@ -332,60 +331,54 @@ def build_levels(
     """Grow level by level from the `width` best of the last level, keep the `n_nodes` best of all.
 
     `prune` leaves out a child that `n_nodes` shallower or equal entries already beat. Entries are
-    in order of depth, and the sort is stable, so a parent never comes after its child.
+    in order of depth, and equal ones keep it, so a parent never comes after its child.
     """
     if n_nodes == 0 or depth_limit == 0:
         return 0
     floor, has_floor = 0.0, False
+    best = np.empty(max(width, n_nodes), dtype=np.int64)
     first, count = 0, _expand(edge, entry, path, 0, -1, branch, floor, has_floor)
     for _ in range(1, depth_limit):
         if prune and count >= n_nodes:
-            kept = np.argsort(-path[:count], kind="mergesort")
-            floor, has_floor = path[kept[n_nodes - 1]], True
-        beam = np.argsort(-path[first:count], kind="mergesort")[:width] + first
-        first = count
-        for node in beam:
+            kept = _keep_best(path, 0, count, n_nodes, best)
+            floor, has_floor = path[best[kept - 1]], True
+        kept, first = _keep_best(path, first, count, width, best), count
+        for node in best[:kept]:
             count = _expand(edge, entry, path, count, node, branch, floor, has_floor)
         if count == first:
             break
-    order = np.argsort(-path[:count], kind="mergesort")[:n_nodes]
-    for place in range(order.shape[0]):
-        node = order[place]
+    kept = _keep_best(path, 0, count, n_nodes, best)
+    for place in range(kept):
+        node = best[place]
         renamed[node] = place
         above = entry[node, 1]
         candidate[place], depth[place], score[place] = entry[node, 0], entry[node, 2], path[node]
         parent[place] = renamed[above] if above >= 0 else -1
-    return order.shape[0]
+    return kept
 
 
 @native
-def trace_levels(
-    candidate_ids: Int32,
-    edge: Float32,
-    truth: Int32,
-    budgets: Int64,
-    counted: Int32,
-    shape: tuple[int, int, int, int, bool],  # n_nodes, depth limit, width, branch, prune
-) -> tuple[Int32, Float64]:
-    """`trace_truth` for trees that `build_levels` grows."""
+def many_levels(
+    candidate_ids: Int32, edge: Float32, shape: tuple[int, int, int, int, bool]
+) -> tuple[Int32, Int32, Int32, Float64, Int32]:
+    """`many_trees` of `build_levels`; shape: n_nodes, depth limit, width, branch, prune."""
     n_nodes, depth_limit, width, branch, prune = shape
-    n_anchors, n_positions = truth.shape
+    n_lattices = candidate_ids.shape[0]
     capacity = branch + max(depth_limit - 1, 0) * width * branch
     entry, path = np.empty((capacity, 3), dtype=np.int32), np.empty(capacity, dtype=np.float64)
     renamed = np.empty(capacity, dtype=np.int32)
-    pop_index = np.full((n_anchors, n_positions), NEVER, dtype=np.int32)
-    expected = np.zeros((n_anchors, budgets.shape[0]), dtype=np.float64)
+    token = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
+    parent = np.full((n_lattices, n_nodes), -1, dtype=np.int32)
+    depth = np.zeros((n_lattices, n_nodes), dtype=np.int32)
+    score = np.full((n_lattices, n_nodes), -np.inf, dtype=np.float64)
+    sizes = np.empty(n_lattices, dtype=np.int32)
     candidate = np.empty(n_nodes, dtype=np.int32)
-    parent = np.empty(n_nodes, dtype=np.int32)
-    depth = np.empty(n_nodes, dtype=np.int32)
-    score = np.empty(n_nodes, dtype=np.float64)
-    for s in range(n_anchors):
+    for s in range(n_lattices):
         built = build_levels(
             edge[s], n_nodes, depth_limit, width, branch, prune, entry, path, renamed,
-            candidate, parent, depth, score,
+            candidate, parent[s], depth[s], score[s],
         )  # fmt: skip
-        locate_truth(
-            candidate_ids[s], candidate, parent, depth, score, built, truth[s], budgets,
-            counted[s], pop_index[s], expected[s],
-        )  # fmt: skip
-    return pop_index, expected
+        sizes[s] = built
+        for node in range(built):
+            token[s, node] = candidate_ids[s, depth[s, node] - 1, candidate[node]]
+    return token, parent, depth, score, sizes

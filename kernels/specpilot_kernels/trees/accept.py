@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_kernels.trees.types import Int64, Tree
+from specpilot_kernels.trees._walks import count_accepted
+from specpilot_kernels.trees.types import Int32, Int64, Tree, TreeBatch
 
 
 def walk_accepted(tree: Tree, target_next: npt.NDArray[Any]) -> tuple[Int64, int]:
@@ -55,3 +56,15 @@ def accepted_nodes(tree: Tree, truth: npt.NDArray[Any]) -> Int64:
             path.append(node)
             current = node
     return np.array(path, dtype=np.int64)
+
+
+def accepted_counts(trees: TreeBatch, truth: npt.NDArray[Any]) -> Int32:
+    """How many nodes of each tree `accepted_nodes` finds, [s] int32.
+
+    truth [s, t] int: the tokens that follow each root, -1 from where they are unknown. Raises
+    ValueError unless there is one row per tree.
+    """
+    wanted = np.ascontiguousarray(truth, dtype=np.int32)
+    if wanted.ndim != 2 or wanted.shape[0] != len(trees):
+        raise ValueError(f"truth has shape {wanted.shape}, but there are {len(trees)} trees")
+    return count_accepted(trees.token, trees.parent, trees.n_nodes, wanted)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_kernels.trees._native import build_levels, trace_levels
+from specpilot_kernels.trees._native import NEVER, many_levels
+from specpilot_kernels.trees._walks import trace_trees
 from specpilot_kernels.trees.best_first import check_budget, depth_limits, paths_in_lattice
 from specpilot_kernels.trees.lattice import as_candidates, as_edges
-from specpilot_kernels.trees.types import Float32, Float64, Int32, Tree
+from specpilot_kernels.trees.types import Float64, Int32, Tree, TreeBatch
 
 Shape = tuple[int, int, int, int, bool]
 
@@ -38,8 +39,22 @@ def eagle2(
     best-first tree. Raises ValueError on shapes, a negative budget or top_k below 1.
     """
     candidates = as_candidates(candidate_ids, 2)
-    shape = _eagle2_shape(candidates.shape, n_nodes, top_k, max_depth)
-    return _one(candidates, as_edges(edge, candidates), shape)
+    edges = as_edges(edge, candidates)
+    return eagle2_batch(candidates[None], edges[None], n_nodes, top_k=top_k, max_depth=max_depth)[0]
+
+
+def eagle2_batch(
+    candidate_ids: npt.NDArray[Any],
+    edge: npt.NDArray[Any],
+    n_nodes: int,
+    *,
+    top_k: int,
+    max_depth: int | None = None,
+) -> TreeBatch:
+    """`eagle2` for `s` lattices: candidate_ids [s, L, K], edge [s, L, K or 1, K]."""
+    candidates = as_candidates(candidate_ids, 3)
+    shape = _eagle2_shape(candidates.shape[1:], n_nodes, top_k, max_depth)
+    return TreeBatch(*many_levels(candidates, as_edges(edge, candidates), shape))
 
 
 def opt_tree(
@@ -54,8 +69,21 @@ def opt_tree(
     Shapes and errors as for `eagle2`. Nodes and scores are those of `best_first`.
     """
     candidates = as_candidates(candidate_ids, 2)
-    shape = _opt_tree_shape(candidates.shape, n_nodes, max_depth)
-    return _one(candidates, as_edges(edge, candidates), shape)
+    edges = as_edges(edge, candidates)
+    return opt_tree_batch(candidates[None], edges[None], n_nodes, max_depth=max_depth)[0]
+
+
+def opt_tree_batch(
+    candidate_ids: npt.NDArray[Any],
+    edge: npt.NDArray[Any],
+    n_nodes: int,
+    *,
+    max_depth: int | None = None,
+) -> TreeBatch:
+    """`opt_tree` for `s` lattices: candidate_ids [s, L, K], edge [s, L, K or 1, K]."""
+    candidates = as_candidates(candidate_ids, 3)
+    shape = _opt_tree_shape(candidates.shape[1:], n_nodes, max_depth)
+    return TreeBatch(*many_levels(candidates, as_edges(edge, candidates), shape))
 
 
 def levels_pop_index(
@@ -83,7 +111,8 @@ def levels_pop_index(
         shape = _eagle2_shape(candidates.shape[1:], largest, top_k, None)
     counted = depth_limits(n_lattices, n_positions, counted_depth)
     wanted = np.ascontiguousarray(truth, dtype=np.int32)
-    return trace_levels(candidates, edges, wanted, steps, counted, shape)
+    trees = many_levels(candidates, edges, shape)
+    return trace_trees(*trees, wanted, steps, counted, int(NEVER))
 
 
 def _eagle2_shape(
@@ -101,17 +130,3 @@ def _eagle2_shape(
 def _opt_tree_shape(lattice: tuple[int, ...], n_nodes: int, max_depth: int | None) -> Shape:
     budget, depth, width, branch, _ = _eagle2_shape(lattice, n_nodes, max(n_nodes, 1), max_depth)
     return budget, depth, width, branch, True
-
-
-def _one(candidates: Int32, edges: Float32, shape: Shape) -> Tree:
-    n_nodes, depth_limit, width, branch, prune = shape
-    capacity = branch + max(depth_limit - 1, 0) * width * branch
-    out = np.empty((3, n_nodes), dtype=np.int32)
-    score = np.empty(n_nodes, dtype=np.float64)
-    built = build_levels(
-        edges, n_nodes, depth_limit, width, branch, prune,
-        np.empty((capacity, 3), dtype=np.int32), np.empty(capacity, dtype=np.float64),
-        np.empty(capacity, dtype=np.int32), out[0], out[1], out[2], score,
-    )  # fmt: skip
-    index, parent, depth = out[:, :built]
-    return Tree(candidates[depth - 1, index], parent, depth, score[:built])

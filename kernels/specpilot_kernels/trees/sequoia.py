@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specpilot_kernels.trees._walks import place_ranks
 from specpilot_kernels.trees.lattice import as_candidates, as_edges
-from specpilot_kernels.trees.types import Float64, Int32, Tree
+from specpilot_kernels.trees.types import Float64, Int32, Tree, TreeBatch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +40,16 @@ class RankTree:
         table = np.full((self.n_nodes + 1, n_ranks), -1, dtype=np.int32)
         table[self.parent + 1, self.rank] = np.arange(1, self.n_nodes + 1)
         return table
+
+    def reach_by_depth(self, accept: Float64, n_positions: int) -> Float64:
+        """Expected accepted nodes at each depth, [n_positions + 1]; accept [K] by rank."""
+        reach = np.empty(self.n_nodes, dtype=np.float64)
+        for node, (parent, rank) in enumerate(
+            zip(self.parent.tolist(), self.rank.tolist(), strict=True)
+        ):
+            reach[node] = accept[rank] * (reach[parent] if parent >= 0 else 1.0)
+        sums = np.bincount(self.depth, weights=reach, minlength=n_positions + 1)
+        return np.asarray(sums, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,17 +104,24 @@ def place(plan: RankTree, candidate_ids: npt.NDArray[Any], edge: npt.NDArray[Any
     Ranks order a parent's children by (score descending, index ascending). ValueError on shapes.
     """
     candidates = as_candidates(candidate_ids, 2)
+    return place_batch(plan, candidates[None], as_edges(edge, candidates)[None])[0]
+
+
+def place_batch(
+    plan: RankTree, candidate_ids: npt.NDArray[Any], edge: npt.NDArray[Any]
+) -> TreeBatch:
+    """`place` for `s` lattices: candidate_ids [s, L, K], edge [s, L, K or 1, K]."""
+    candidates = as_candidates(candidate_ids, 3)
     edges = as_edges(edge, candidates)
-    order = np.argsort(-edges, axis=-1, kind="stable")
-    index = np.empty(plan.n_nodes, dtype=np.int32)
-    score = np.empty(plan.n_nodes, dtype=np.float64)
-    for node in range(plan.n_nodes):
-        above, position = int(plan.parent[node]), int(plan.depth[node]) - 1
-        row = int(index[above]) if above >= 0 and edges.shape[1] > 1 else 0
-        index[node] = order[position, row, plan.rank[node]]
-        base = score[above] if above >= 0 else 0.0
-        score[node] = base + float(edges[position, row, index[node]])
-    return Tree(candidates[plan.depth - 1, index], plan.parent, plan.depth, score)
+    token, score = place_ranks(candidates, edges, plan.parent, plan.rank, plan.depth)
+    n_lattices = token.shape[0]
+    return TreeBatch(
+        token,
+        np.tile(plan.parent, (n_lattices, 1)),
+        np.tile(plan.depth, (n_lattices, 1)),
+        score,
+        np.full(n_lattices, plan.n_nodes, dtype=np.int32),
+    )
 
 
 def truth_ranks(

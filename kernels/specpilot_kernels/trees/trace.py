@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_kernels.trees._native import NEVER, trace_truth, visited_anchors
+from specpilot_kernels.trees._native import NEVER, trace_truth
+from specpilot_kernels.trees._walks import visited_anchors
 from specpilot_kernels.trees.best_first import check_budget, depth_limits, paths_in_lattice
 from specpilot_kernels.trees.lattice import as_candidates, as_edges
 from specpilot_kernels.trees.types import Float64, Int32

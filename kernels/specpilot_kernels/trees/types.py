@@ -78,6 +78,18 @@ class TreeBatch:
             self.score[index, part],
         )
 
+    def cut(self, n_nodes: npt.NDArray[Any]) -> TreeBatch:
+        """The first `n_nodes[i]` nodes of each tree, [s] int, or all where it has no more."""
+        sizes = np.minimum(n_nodes, self.n_nodes).astype(np.int32)
+        inside = np.arange(self.token.shape[1]) < sizes[:, None]
+        return TreeBatch(
+            np.where(inside, self.token, np.int32(-1)),
+            np.where(inside, self.parent, np.int32(-1)),
+            np.where(inside, self.depth, np.int32(0)),
+            np.where(inside, self.score, -np.inf),
+            sizes,
+        )
+
 
 def row_tokens(tree: Tree, root_token: int) -> Int32:
     """Input token of every verify row, [n + 1] int32: the last committed token, then the nodes."""

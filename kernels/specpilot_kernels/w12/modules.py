@@ -105,9 +105,7 @@ def gemm_sm90_shared_bytes(rows: int, *, view_only: bool) -> int:
 
 
 @cache
-def gemm_sm90(
-    rows: int, *, view_only: bool = False, stream_only: bool = False
-) -> KernelModule:
+def gemm_sm90(rows: int, *, view_only: bool = False, stream_only: bool = False) -> KernelModule:
     """The Hopper GEMM for up to `rows` rows, one of `GEMM_ROWS`.
 
     view_only: reads the 8-bit view of each record alone. stream_only: moves the same bytes and

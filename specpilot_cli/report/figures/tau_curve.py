@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TreeKind = Literal["best_first", "marginal"]
+TreeKind = Literal["best_first", "marginal", "eagle_2", "sequoia", "cost_aware", "opt_tree"]
 _LOOK: dict[TreeKind, tuple[str, str, str]] = {
     "best_first": (BLUE, "o", "-"),
     "marginal": (ORANGE, "s", "-"),
+    "eagle_2": (INK, "D", ":"),
+    "sequoia": (MUTED, "^", "-."),
+    "cost_aware": (BLUE, "v", "--"),
+    "opt_tree": (ORANGE, "x", "--"),
 }
+_MOST_BANDS = 2  # bands of more series cover each other; the table has all intervals
+_MANY_POINTS = 12  # beyond, points run together and their labels too
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,9 @@ def build(data: TauCurveData) -> Figure:
     axes.set_xscale("log", base=2)
     for series in data.series:
         colour, marker, line = _LOOK[series.kind]
-        axes.plot(series.nodes, series.tau, color=colour, marker=marker, linestyle=line)
-        if series.low:
+        shown = marker if len(series.nodes) <= _MANY_POINTS else None
+        axes.plot(series.nodes, series.tau, color=colour, marker=shown, linestyle=line)
+        if series.low and len(data.series) <= _MOST_BANDS:
             axes.fill_between(
                 series.nodes, series.low, series.high, color=colour, alpha=0.15, linewidth=0
             )
@@ -94,16 +101,23 @@ def build(data: TauCurveData) -> Figure:
         axes.axhline(data.oracle_tau, color=INK, linewidth=1.3, linestyle=(0, (5, 3)))
     nodes, tau = _chosen(data)
     axes.plot([nodes], [tau], marker="o", markersize=12, fillstyle="none", color=INK, mew=1.4)
-    tops = [max(s.high or s.tau) for s in data.series] + [data.stock_tau, data.oracle_tau or 0]
+    banded = len(data.series) <= _MOST_BANDS
+    tops = [max((s.high if banded else ()) or s.tau) for s in data.series]
+    tops += [data.stock_tau, data.oracle_tau or 0]
     axes.set_ylim(0, 1.08 * max(tops))
     axes.set_xlim(budgets[0] / 1.12, budgets[-1] * 1.12)
-    axes.set_xticks(budgets, [str(n) for n in budgets])
+    ticks = budgets if len(budgets) <= _MANY_POINTS else _powers_of_two(budgets[0], budgets[-1])
+    axes.set_xticks(ticks, [str(n) for n in ticks])
     axes.minorticks_off()
     axes.grid(axis="y")
     axes.set_xlabel("verified nodes N (log scale)")
     axes.set_ylabel("tokens per step τ")
     _label_ends(axes, data)
     return figure
+
+
+def _powers_of_two(low: int, high: int) -> list[int]:
+    return [2**power for power in range(high.bit_length()) if low <= 2**power <= high]
 
 
 def _label_ends(axes: Axes, data: TauCurveData) -> None:

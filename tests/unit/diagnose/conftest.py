@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))  # as for a script that runs there
@@ -31,6 +33,16 @@ def recorded() -> Callable[..., LatticeRecording]:
         return kept[key]
 
     return make
+
+
+@pytest.fixture
+def plain_dflash(recorded: Callable[..., LatticeRecording]) -> LatticeRecording:
+    """A healthy recording of a drafter without a selector: scores have no predecessor."""
+    source = recorded(sharpness=3.0)
+    own = source.unary - source.unary_logsumexp[..., None]
+    choice = np.take_along_axis(source.candidate_ids, own.argmax(axis=-1)[..., None], axis=-1)
+    metadata = source.metadata.model_copy(update={"drafter_kind": "dflash"})
+    return replace(source, metadata=metadata, edge=own[:, :, None, :], stock_choice=choice[..., 0])
 
 
 @pytest.fixture

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specpilot_cli.diagnose.outcome import Outcome
 from specpilot_cli.diagnose.run import Diagnosis, Given, diagnose
+from specpilot_cli.replay.run import replay
 from specpilot_cli.schema.lattice import LatticeRecording
 
 Recorded = Callable[..., LatticeRecording]
@@ -124,6 +126,32 @@ def test_a_chain_that_is_not_the_walk_is_named(recorded: Recorded):
     assert outside.numbers["outside_lattice_ratio"] == pytest.approx(0.2, abs=0.01)
 
 
+def test_dspark_chains_that_leave_the_candidates_are_healthy(recorded: Recorded):
+    healthy = recorded()
+    dspark = healthy.metadata.model_copy(update={"drafter_kind": "dspark"})
+    choice = healthy.stock_choice.copy()
+    choice[::5, 2] = 4098
+    leaving = outcome(
+        diagnose(replace(healthy, metadata=dspark, stock_choice=choice)), "chain-walk"
+    )
+    assert leaving.state == "clear"
+    assert leaving.numbers["off_walk_ratio"] == 0
+    assert leaving.numbers["outside_lattice_ratio"] == pytest.approx(0.2, abs=0.01)
+    choice[1::5, 2] = healthy.candidate_ids[1::5, 2, 7]
+    other = outcome(diagnose(replace(healthy, metadata=dspark, stock_choice=choice)), "chain-walk")
+    assert other.state == "found"
+    choice[:, 0] = 9999  # beyond the vocabulary, so never a candidate
+    none = outcome(diagnose(replace(healthy, metadata=dspark, stock_choice=choice)), "chain-walk")
+    assert none.state == "not checked"
+
+
+def test_plain_dflash_is_held_against_its_marginal_tree(plain_dflash: LatticeRecording):
+    found = diagnose(plain_dflash)
+    assert found.tree.value == replay(plain_dflash, ["marginal"], nodes=[32]).rows[0].tau.value
+    assert outcome(found, "chain-walk").state == "clear"
+    assert found.chain.value < found.tree.value < found.oracle.value
+
+
 def test_one_hard_benchmark_is_a_note_and_no_alarm(recorded: Recorded):
     found = diagnose(recorded(n_requests=36, sharpness=3.0, first_benchmark=0.2))
     item = outcome(found, "kinds-of-text")
@@ -140,6 +168,21 @@ def test_hard_text_is_a_note(recorded: Recorded):
     item = outcome(found, "hard-text")
     assert (item.state, item.kind, item.counts) == ("found", "note", False)
     assert found.verdict == "ok"
+
+
+def test_an_anchored_recording_is_judged_at_its_own_steps(recorded: Recorded):
+    dense = recorded()
+    kept = np.flatnonzero(dense.step_position % 3 == 0)
+    names = ("step_request", "step_position", "candidate_ids", "edge", "unary", "unary_logsumexp",
+             "stock_choice")  # fmt: skip
+    metadata = dense.metadata.model_copy(update={"mode": "anchored"})
+    anchored = replace(
+        dense, metadata=metadata, **{name: getattr(dense, name)[kept] for name in names}
+    )
+    found = diagnose(anchored)
+    assert (found.mode, found.n_anchors, found.verdict) == ("anchored", len(kept), "ok")
+    wrong = replace(anchored, output_ids=np.roll(anchored.output_ids, -1))
+    assert counted(diagnose(wrong)) == {"position-shift"}
 
 
 def test_three_requests_are_no_verdict(recorded: Recorded):

@@ -25,7 +25,7 @@ def test_a_complete_gpu_machine_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "cuda_devices", lambda: [device])
     _fake_versions(
         monkeypatch,
-        {"cuda-core": "1.2.2", "nvidia-cuda-nvrtc": "13.5.37", "sglang": "0.5.23.post1"},
+        {"cuda-bindings": "13.1.0", "nvidia-cuda-nvrtc": "13.5.37", "sglang": "0.5.23.post1"},
     )
     found = checks.run_checks()
     assert not checks.missing_for(found, ["gpu", "sglang"])

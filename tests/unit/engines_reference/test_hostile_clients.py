@@ -50,9 +50,7 @@ def plain_engine(pair: Any) -> Any:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_values_out_of_range_are_refused(
-    plain_engine: Any, body: dict[str, Any], key: str
-) -> None:
+def test_values_out_of_range_are_refused(plain_engine: Any, body: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=key):
         parse_call({"input_ids": PROMPT, "sampling_params": GREEDY, **body}, plain_engine)
 

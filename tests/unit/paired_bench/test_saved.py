@@ -149,9 +149,7 @@ _EDITS: dict[str, tuple[str, Edit, str]] = {
 
 
 @pytest.mark.parametrize("name", _EDITS)
-def test_an_edited_result_is_refused(
-    saved: dict[str, Document], tmp_path: Path, name: str
-) -> None:
+def test_an_edited_result_is_refused(saved: dict[str, Document], tmp_path: Path, name: str) -> None:
     verdict, edit, message = _EDITS[name]
     document = copy.deepcopy(saved[verdict])
     edit(document)

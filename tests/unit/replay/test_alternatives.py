@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.replay.alternatives import rank_acceptance, true_ranks
+from specpilot_cli.replay.alternatives import rank_counts, true_ranks
 from specpilot_cli.replay.anchors import AS_RECORDED, ReplayOptions, StepCost, prepare
 from specpilot_cli.replay.policies import POLICIES
 from specpilot_cli.replay.run import replay, replay_accept_lengths
-from specpilot_cli.replay.split import two_folds
+from specpilot_cli.replay.split import requests_with_steps, two_folds
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.ui import SilentReporter
 from specpilot_kernels.trees import accepted_nodes, eagle2, sequoia_plan
@@ -88,14 +88,14 @@ def test_cost_aware_without_step_times_says_what_is_missing(random_recording: Ma
 def test_sequoia_is_judged_on_requests_it_was_not_fitted_on(random_recording: Make) -> None:
     recording = random_recording(9, lengths=(60, 50, 70, 40))
     anchors = prepare(recording, AS_RECORDED)
-    fold = two_folds(anchors)
+    fold = two_folds(recording.metadata, requests_with_steps(recording))
     assert sorted(fold.tolist()) == [0, 0, 1, 1]
-    ranks = true_ranks(anchors, AS_RECORDED)
+    hits, tried = rank_counts(recording, AS_RECORDED)
     trace = POLICIES["sequoia"].trace(anchors, AS_RECORDED, [8])
     assert trace.expected is not None
     for judged in (0, 1):
         mine = fold[anchors.request] == judged
-        accept = rank_acceptance(anchors, ranks, ~mine, 8)
+        accept = hits[fold != judged].sum(axis=0) / tried[fold != judged].sum()
         plan = sequoia_plan(accept, 8, max_depth=7).tree(8)
         # Anchors far from their output's end expect the plan's whole value.
         far = mine & (anchors.remaining > 7)
@@ -108,8 +108,8 @@ def test_acceptance_vector_by_hand(scripted_recording: Make) -> None:
     anchors = prepare(recording, AS_RECORDED)
     ranks = true_ranks(anchors, AS_RECORDED)
     assert ranks.tolist() == [[0, 0, 0, -1], [0, 1, -1, -1], [1, -1, -1, -1]]
-    everywhere = np.ones(3, dtype=np.bool_)
-    assert rank_acceptance(anchors, ranks, everywhere, 2).tolist() == [4 / 6, 2 / 6]
+    hits, tried = rank_counts(recording, AS_RECORDED)
+    assert (hits.tolist(), tried.tolist()) == ([[4, 2]], [6])
 
 
 def test_one_request_warns_that_sequoia_saw_it(scripted_recording: Make) -> None:

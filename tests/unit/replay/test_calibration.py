@@ -13,10 +13,10 @@ import pytest
 from specpilot_cli import main as entry
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.lattice_file import write_lattice
-from specpilot_cli.replay.anchors import AS_RECORDED, prepare
+from specpilot_cli.replay.anchors import AS_RECORDED
 from specpilot_cli.replay.calibration import calibrate, fit_calibration
 from specpilot_cli.replay.run import replay
-from specpilot_cli.replay.split import requests_of, two_folds
+from specpilot_cli.replay.split import requests_of, requests_with_steps, two_folds
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_kernels.trees.lattice import temper
 
@@ -33,7 +33,7 @@ def test_recall_and_temperature_of_a_made_up_drafter_are_found(
     long_recording: LatticeRecording,
 ) -> None:
     # The truth is drawn from the recorded scores and dropped with probability 0.15.
-    fit = fit_calibration(prepare(long_recording, AS_RECORDED), AS_RECORDED)
+    fit = fit_calibration(long_recording, AS_RECORDED)
     assert fit.temperature == pytest.approx(1.0, abs=0.05)
     assert fit.recall[0] == pytest.approx(0.85, abs=0.03)
     np.testing.assert_allclose(fit.recall[:4], 0.85, atol=0.05)
@@ -44,7 +44,7 @@ def test_scores_that_are_off_by_a_temperature_are_put_right(
     long_recording: LatticeRecording, wrong: float
 ) -> None:
     bent = dataclasses.replace(long_recording, edge=temper(long_recording.edge, wrong))
-    fit = fit_calibration(prepare(bent, AS_RECORDED), AS_RECORDED)
+    fit = fit_calibration(bent, AS_RECORDED)
     assert fit.temperature == pytest.approx(1.0 / wrong, rel=0.06)
 
 
@@ -89,7 +89,9 @@ def test_a_part_of_a_recording_keeps_steps_and_outputs_together(random_recording
 
 def test_folds_skip_requests_without_steps(random_recording: Make) -> None:
     recording = random_recording(3, lengths=(9, 1, 9))
-    assert sorted(two_folds(prepare(recording, AS_RECORDED))[[0, 2]].tolist()) == [0, 1]
+    active = requests_with_steps(recording)
+    assert active.tolist() == [True, False, True]
+    assert sorted(two_folds(recording.metadata, active)[[0, 2]].tolist()) == [0, 1]
 
 
 def test_one_request_cannot_be_split(random_recording: Make) -> None:

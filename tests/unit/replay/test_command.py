@@ -204,3 +204,22 @@ def test_cost_aware_needs_step_times(lattice: Path, run: Any) -> None:
     code, _, err = run(lattice, "--policy", "cost-aware")
     assert code == 2
     assert "hint: give step times with --step-times" in err
+
+
+def test_the_page_holds_both_figures_and_their_numbers(
+    lattice: Path, run: Any, tmp_path: Path
+) -> None:
+    page = tmp_path / "replay.html"
+    code, out, _ = run(lattice, "--nodes", "4,16,32", "-o", page, "-q")
+    assert code == 0
+    assert "tokens per step, trajectory replay" in out
+    html = page.read_text(encoding="utf-8")
+    assert 'id="tau-curve' in html
+    assert 'id="accepted-lengths' in html
+    assert "A best-first tree of 32 nodes accepts" in html
+    assert "End of output: an end-of-sequence token is predicted like any other" in html
+    for name in ("bench0", "bench1", "oracle", "eagle-2", "sequoia"):
+        assert name in html
+    code, _, err = run(lattice, "--calibrate", "-o", tmp_path / "fit.html")
+    assert code == 2
+    assert "unknown format" in err

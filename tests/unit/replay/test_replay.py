@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.replay.anchors import ReplayOptions, prepare
-from specpilot_cli.replay.run import recall_by_position, replay, replay_accept_lengths
+from specpilot_cli.replay.facts import recall_by_position
+from specpilot_cli.replay.run import replay, replay_accept_lengths
 from specpilot_cli.schema.lattice import LatticeRecording
 from specpilot_cli.ui import SilentReporter
 from specpilot_kernels.trees import accepted_nodes, best_first, chain, marginal, temper

@@ -10,6 +10,7 @@ import pytest
 
 from specpilot_cli.report.figures import (
     acceptance_by_position,
+    accepted_lengths,
     batch_speedup,
     ceiling_factors,
     forest,
@@ -45,12 +46,28 @@ def _speedup_panel(heading: str, projected: bool) -> speedup_curve.SpeedupPanel:
 def _w12_tensors() -> w12_tensors.W12TensorsData:
     point = w12_tensors.W12Point
     points = (
-        point("model.layers.0.mlp.up_proj.weight", (256, 512), 12.08, 12.0, 8, 131072,
-              (90, 105, 107, 108, 112)),
-        point("model.layers.1.mlp.up_proj.weight", (256, 512), 12.12, 12.0, 130, 131072,
-              (100, 106, 107, 109, 112), 3),
-        point("model.layers.0.self_attn.q_proj.weight", (128, 128), 12.5, 12.0, 0, 16384, None,
-              128),
+        point(
+            "model.layers.0.mlp.up_proj.weight",
+            (256, 512),
+            12.08,
+            12.0,
+            8,
+            131072,
+            (90, 105, 107, 108, 112),
+        ),
+        point(
+            "model.layers.1.mlp.up_proj.weight",
+            (256, 512),
+            12.12,
+            12.0,
+            130,
+            131072,
+            (100, 106, 107, 109, 112),
+            3,
+        ),
+        point(
+            "model.layers.0.self_attn.q_proj.weight", (128, 128), 12.5, 12.0, 0, 16384, None, 128
+        ),
     )
     return w12_tensors.W12TensorsData(points, CONDITION)
 
@@ -90,6 +107,14 @@ def _by_regime() -> dict[str, tuple[Any, Any]]:
     }  # fmt: skip
 
 
+def _lengths() -> accepted_lengths.LengthData:
+    return accepted_lengths.LengthData(
+        accepted_lengths.LengthSeries("a best-first tree of 32 nodes", (0, 24, 23, 10, 8, 35)),
+        accepted_lengths.LengthSeries("stock chain", (0, 40, 20, 5, 10, 25)),
+        CONDITION,
+    )
+
+
 def figure_cases() -> dict[str, tuple[Any, Any]]:
     """Module and data of each figure, by name."""
     tree = tau_curve.TauSeries(
@@ -112,6 +137,7 @@ def figure_cases() -> dict[str, tuple[Any, Any]]:
     )
     return {
         **_by_regime(),
+        "accepted_lengths": (accepted_lengths, _lengths()),
         "w12_tensors": (w12_tensors, _w12_tensors()),
         "tau_curve": (
             tau_curve, tau_curve.TauCurveData((tree, flat), 2.8, 7, 5.1, CONDITION, 16),

@@ -24,8 +24,8 @@ from specpilot_cli.report.figures import (
 )
 
 NAMES = [
-    "acceptance_by_position", "batch_speedup", "ceiling_factors", "forest", "mismatch_bars",
-    "roofline", "speedup_curve", "step_waterfall", "tau_curve", "w12_tensors",
+    "acceptance_by_position", "accepted_lengths", "batch_speedup", "ceiling_factors", "forest",
+    "mismatch_bars", "roofline", "speedup_curve", "step_waterfall", "tau_curve", "w12_tensors",
 ]  # fmt: skip
 
 

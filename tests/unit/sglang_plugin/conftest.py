@@ -16,7 +16,7 @@ from tests.unit.sglang_plugin import fake_sglang  # noqa: E402
 
 PLUGIN = "specpilot_cli.engines.sglang.plugin"
 NAMES = (
-    "w12_facts", "w12_product", "w12_linear", "w12_tied", "w12_head", "w12_checkpoint",
+    "w12_facts", "w12_product", "w12_fused", "w12_linear", "w12_tied", "w12_head", "w12_checkpoint",
     "w12_models", "w12_config",
 )  # fmt: skip
 
@@ -36,6 +36,16 @@ def make_plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]
     yield make
     for name in [name for name in sys.modules if name.startswith(f"{PLUGIN}.w12_")]:
         del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Any]:
+    """One fake engine for all examples of a property."""
+    patch = pytest.MonkeyPatch()
+    fake_sglang.install(patch, fake_sglang.Engine())
+    loaded = {name: importlib.import_module(f"{PLUGIN}.{name}") for name in NAMES}
+    yield SimpleNamespace(**loaded, fake=fake_sglang)
+    patch.undo()
 
 
 @pytest.fixture

@@ -54,6 +54,9 @@ class _Stock:
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.processed = type(self).__name__
 
+    def restore_weights_before_loading(self, layer: Any) -> None:
+        pass
+
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return torch.nn.functional.linear(x, layer.weight, bias)
 
@@ -102,7 +105,8 @@ class _Layer(torch.nn.Module):
 
 
 class LinearBase(_Layer):
-    pass
+    bias: Any = None
+    gather_output = False
 
 
 class ParallelLMHead(_Layer):
@@ -125,6 +129,7 @@ class Engine:
     fp32_head = False
     tp = 1
     cpu = True
+    lora = False
 
 
 def stock_iterator(hf_weights_files: list[str], *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
@@ -158,6 +163,7 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
         "layers.vocab_parallel_embedding": {"ParallelLMHead": ParallelLMHead},
         "runtime_context": {
             "get_spec": lambda: spec,
+            "get_lora": lambda: SimpleNamespace(enable_lora=engine.lora, lora_paths=None),
             "get_exec": lambda: SimpleNamespace(features=features),
             "get_parallel": lambda: SimpleNamespace(tp_size=engine.tp),
         },

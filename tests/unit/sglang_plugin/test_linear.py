@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from specpilot_kernels.w12 import reference_gemm
-from tests.unit.sglang_plugin import fake_sglang
-from tests.unit.sglang_plugin.conftest import PLUGIN, bits, ordinary
+from tests.unit.sglang_plugin.conftest import bits, ordinary
 
 
 def decoded(layer: Any) -> torch.Tensor:
@@ -26,16 +22,6 @@ def decoded(layer: Any) -> torch.Tensor:
 def make(plugin: Any, inputs: int, outputs: list[int], **options: Any) -> Any:
     config = plugin.w12_config.W12Config()
     return plugin.fake.LinearBase(inputs, outputs, config, "model.layers.0.mlp.up", **options)
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Any]:
-    """One fake engine for all examples of a property."""
-    patch = pytest.MonkeyPatch()
-    fake_sglang.install(patch, fake_sglang.Engine())
-    config = importlib.import_module(f"{PLUGIN}.w12_config")
-    yield SimpleNamespace(w12_config=config, fake=fake_sglang)
-    patch.undo()
 
 
 @settings(max_examples=25, deadline=None)
@@ -263,6 +249,22 @@ class TestOnTheGpu:
         layer.load(ordinary(384, 256))
         layer.finish()
         assert list(plugin.w12_config.FACTS.kept.values()) == [plugin.w12_product.CUBLAS]
+
+    def test_layers_with_one_input_take_one_launch(self, plugin: Any, gpu: list[str]) -> None:
+        layers = [make(plugin, 256, [512]), make(plugin, 256, [12])]
+        fusion = plugin.w12_fused.Fusion(layers)
+        weights = [ordinary(512, 256, 1), ordinary(12, 256, 2)]
+        for layer, loaded in zip(layers, weights, strict=True):
+            layer.load(loaded)
+            layer.finish()
+        assert gpu == ["empty_cache", "compare"]
+        x = ordinary(5, 256, 3)
+        parts = fusion(x)
+        assert gpu[2:] == ["gemm"]
+        for part, layer, loaded in zip(parts, layers, weights, strict=True):
+            exact = torch.nn.functional.linear(x.double(), loaded.double())
+            assert torch.equal(bits(part), bits(exact.to(torch.bfloat16)))
+            assert torch.equal(decoded(layer), bits(loaded))
 
     def test_the_product_is_compiled_without_breaks(self, plugin: Any, gpu: list[str]) -> None:
         layer = make(plugin, 256, [256])

@@ -42,6 +42,18 @@ def test_batch_prints_every_run_and_the_fastest(
     assert out.strip().splitlines()[-1].startswith("fastest: ")
 
 
+def test_places_that_stay_empty_are_named(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+):
+    command = ["simulate", "batch", files["lattice"], "--step-times", files["times"]]
+    assert main([*command, "--policy", "ar", "--concurrency", "2,48"]) == 0
+    out = capsys.readouterr().out
+    assert "note: at 48 in flight at most" in out
+    assert "at 2 in flight at most" not in out
+    assert main([*command, "--policy", "ar", "--concurrency", "48", "--repeat", "40"]) == 0
+    assert "in flight at most" not in capsys.readouterr().out
+
+
 def test_batch_as_json_and_as_a_page(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -59,6 +71,23 @@ def test_batch_as_json_and_as_a_page(
     text = page.read_text(encoding="utf-8")
     assert 'id="batch-speedup' in text
     assert "shared:rows=32,block=8" in text
+
+
+def test_a_packed_recording_warns_beyond_what_it_kept(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    packed = str(tmp_path / "packed.safetensors")
+    assert main(["lattice", "pack", files["lattice"], "-o", packed, "--nodes", "16"]) == 0
+    command = ["simulate", "batch", packed, "--step-times", files["times"]]
+    assert main([*command, "--policy", "ar", "--policy", "tree:nodes=16,block=8"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*command, "--policy", "tree:nodes=17,block=8"]) == 0
+    assert "kept the scores that trees of up to 16 nodes" in capsys.readouterr().err
+    flags = ["simulate", "tlv", packed, "--q-flags", files["flags"], "--nodes"]
+    assert main([*flags, "16"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*flags, "32"]) == 0
+    assert "kept the scores that trees of up to 16 nodes" in capsys.readouterr().err
 
 
 def test_tlv_prints_the_break_even(files: dict[str, str], capsys: pytest.CaptureFixture[str]):

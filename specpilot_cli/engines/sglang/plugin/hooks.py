@@ -59,6 +59,7 @@ _CREATE = (
     "(self, layer, input_size_per_partition, output_partition_sizes, input_size, output_size, "
     "params_dtype, **extra_weight_attrs)"
 )
+_QWEN = "sglang.srt.models.qwen3_5:Qwen3_5GatedDeltaNet"
 _READ = "disable_mmap=, prefetch=, prefetch_num_threads=, drop_cache_after_load="
 
 HOOKS: Final[tuple[Hook, ...]] = (
@@ -108,6 +109,12 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", "sglang.srt.models.muse_glimmer:MuseGlimmerAttention.__init__",
          "(self, config, layer_id, quant_config=, prefix=)"),
     Hook("w12", "sglang.srt.utils.common:is_cpu", "()"),
+    # Its two projections become one weight; see `w12_models`. Not with adapters.
+    Hook("w12", f"{_QWEN}.__init__",
+         "(self, config, layer_id, quant_config=, alt_stream=, prefix=)"),
+    Hook("w12", f"{_QWEN}._forward_input_proj", "(self, hidden_states)"),
+    Hook("w12", "sglang.srt.layers.linear:ColumnParallelLinear.forward", "(self, input_)"),
+    Hook("w12", "sglang.srt.runtime_context:get_lora", "()"),
     # Asked whether a drafter needs the head.
     Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),

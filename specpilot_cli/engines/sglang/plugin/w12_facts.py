@@ -13,9 +13,9 @@ Checkpoint = Literal["bf16", "w12"]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One layer that is W12 now. Bytes: of its weight before, and of all W12 tensors after.
+    """One weight that is W12 now. Bytes: of its BF16 form before, and of all W12 tensors after.
 
-    is_copy: the BF16 weight stays beside it.
+    is_copy: the BF16 weight stays beside it. layers: how many have their rows in it.
     """
 
     weights: int
@@ -26,6 +26,7 @@ class Encoded:
     form: Form
     seconds: float
     is_copy: bool = False
+    layers: int = 1
 
     def as_copy(self) -> Encoded:
         """The same, with its BF16 weight kept."""
@@ -36,13 +37,15 @@ class Encoded:
 class Facts:
     """One per process, and of one tensor-parallel rank.
 
-    encoded: name -> layer. kept: name -> why it stays BF16. The drafter's names begin with
-    "drafter.". decoded: tensors that were read from W12 records. tp_size: ranks that share each
-    layer. asked: SGLang built a model with W12.
+    encoded: name -> weight, by its first layer. kept: name -> why it stays BF16. The drafter's
+    names begin with "drafter.". apart: why layers that could be one weight are not. decoded:
+    tensors that were read from W12 records. tp_size: ranks that share each layer. asked: SGLang
+    built a model with W12.
     """
 
     encoded: dict[str, Encoded] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set)
     checkpoint: Checkpoint = "bf16"
     decoded: int = 0
     tp_size: int = 1
@@ -83,7 +86,9 @@ class Facts:
         layers = list(self.encoded.values())
         forms = {layer.form for layer in layers}
         return {
-            "layers": len(layers),
+            "layers": sum(layer.layers for layer in layers),
+            "fused": sum(layer.layers > 1 for layer in layers),
+            "not_fused": sorted(self.apart),
             "weights": sum(layer.weights for layer in layers),
             "bf16_bytes": sum(layer.bf16_bytes for layer in layers),
             "encoded_bytes": sum(layer.encoded_bytes for layer in layers),

@@ -5,7 +5,8 @@ encoded then. So each rank encodes its shard, and nothing of a loader knows W12.
 dropped: a layer's weight is None afterwards, and code that would read it fails instead of using it.
 
 `W12LinearMethod` is not an `UnquantizedLinearMethod`, by which SGLang recognises layers whose
-weight may be read. A layer that stays BF16 becomes a stock layer, method included.
+weight may be read. A layer that stays BF16 becomes a stock layer, method included. Layers with a
+`Fusion` are encoded together.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sglang.srt.utils.common import is_cpu
 from torch.nn.parameter import Parameter
 
 from specpilot_cli.engines.sglang.plugin.w12_facts import Facts
+from specpilot_cli.engines.sglang.plugin.w12_fused import Fusion, Part
 from specpilot_cli.engines.sglang.plugin.w12_product import (
     Product,
     W12Error,
@@ -53,8 +55,8 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self._is_head = is_head
         self._make_stock = stock
         self._stock = stock()
-        self._facts = facts
-        self._verify = verify
+        self.facts = facts
+        self.verify = verify
         self._own: Parameter | None = None
         self._attributes: dict[str, Any] = {}
 
@@ -65,9 +67,9 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
 
     def adopt(self, layer: Layer) -> None:
         """Take charge of a layer whose stock weight is there, not loaded yet."""
-        self.name = self._facts.claim(self.name)
+        self.name = self.facts.claim(self.name)
         self._own = layer.weight
-        layer.quant_method, layer.w12_product = self, None
+        layer.quant_method, layer.w12_product, layer.w12_fusion = self, None, None
 
     def process_weights_after_loading(self, layer: Layer) -> None:
         """Encode the loaded weight and drop it, or make the layer a stock one.
@@ -76,33 +78,53 @@ class W12LinearMethod(LinearMethodBase):  # type: ignore[misc]
         """
         if layer.w12_product is not None:  # called again without another load
             return
+        fusion: Fusion | None = layer.w12_fusion
+        if fusion is None:
+            self.encode(layer)
+        else:
+            fusion.process(layer)
+
+    def reason_to_leave(self, layer: Layer) -> str | None:
+        """Return why a loaded weight is not this layer's to encode; W12Error if it is offloaded."""
         weight = layer.weight
         if weight.is_meta or (weight.device.type == "cpu" and not is_cpu()):
             raise W12Error(f"`{self.name}` is offloaded: W12 needs its weights on the GPU")
-        is_shared = weight is not self._own
-        reason = SHARED if is_shared else reason_to_keep(weight)
-        done = reason or encode(weight.data, name=self.name, verify=self._verify)
+        return None if weight is self._own else SHARED
+
+    def encode(self, layer: Layer) -> None:
+        """Encode a layer alone, or make it a stock one; errors as in `w12_product.encode`."""
+        weight = layer.weight
+        reason = self.reason_to_leave(layer) or reason_to_keep(weight)
+        done = reason or encode(weight.data, name=self.name, verify=self.verify)
         if isinstance(done, str):
-            self._facts.keep(self.name, done)
+            self.facts.keep(self.name, done)
             layer.quant_method = self._make_stock()
             layer.quant_method.process_weights_after_loading(layer)
             return
+        product, facts = done
+        self.facts.add(self.name, facts)
+        self.take(layer, product)
+
+    def take(self, layer: Layer, product: Product | Part) -> None:
+        """Multiply with a product from now on, and drop the weight."""
         # A plain attribute: no loader must find it.
-        layer.w12_product, facts = done
-        self._facts.add(self.name, facts)
-        self._attributes = dict(vars(weight))
+        layer.w12_product = product
+        self._attributes = dict(vars(layer.weight))
         self._own = None
+        device = layer.weight.device
         del layer.weight
-        empty = torch.empty(0, dtype=torch.uint8, device=weight.device)
+        empty = torch.empty(0, dtype=torch.uint8, device=device)
         layer.register_parameter(
             "weight", Parameter(empty, requires_grad=False) if self._is_head else None
         )
 
     def restore_weights_before_loading(self, layer: Layer) -> None:
         """Give a new load a BF16 weight to write to, with the old values."""
-        product: Product | None = layer.w12_product
+        product: Product | Part | None = layer.w12_product
         if product is None:
             return
+        if layer.w12_fusion is not None:
+            layer.w12_fusion.restore()
         weight = Parameter(product.to_bf16(), requires_grad=False)
         for name, value in self._attributes.items():
             setattr(weight, name, value)

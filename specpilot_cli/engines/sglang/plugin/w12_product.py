@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -101,10 +102,7 @@ def encode(bits: torch.Tensor, *, name: str, verify: bool) -> tuple[Product, Enc
     except TooManyEscapes:
         return ESCAPES
     except torch.OutOfMemoryError as error:
-        raise W12Error(
-            f"too little GPU memory to encode `{name}` {list(bits.shape)}: all BF16 weights of "
-            "this rank and one encoded layer must fit while loading"
-        ) from error
+        raise too_little_memory(name, bits.shape) from error
     return made, Encoded(
         weights=bits.numel(),
         bf16_bytes=_nbytes(bits),
@@ -113,6 +111,14 @@ def encode(bits: torch.Tensor, *, name: str, verify: bool) -> tuple[Product, Enc
         verified=verify,
         form=made.form,
         seconds=time.perf_counter() - start,
+    )
+
+
+def too_little_memory(name: str, shape: Sequence[int]) -> W12Error:
+    """The error of a weight that there is no room to encode."""
+    return W12Error(
+        f"too little GPU memory to encode `{name}` {list(shape)}: all BF16 weights of this rank "
+        "and one encoded layer must fit while loading"
     )
 
 
