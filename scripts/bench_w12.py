@@ -51,9 +51,7 @@ from specpilot_kernels.w12 import (
     modules,
     selfcheck,
     shapes,
-    tune,
 )
-from specpilot_kernels.w12.plans import Plan, shape_name, store
 from specpilot_kernels.w12.selfcheck import Work, in_turns
 from specpilot_kernels.w12.weight import W12Weight
 
@@ -306,19 +304,6 @@ def usage() -> dict[str, int]:
     }
 
 
-def plans_of(result: Path, target: Path) -> str:
-    """Store how far the kernel wins for each shape of a result; returns the file's text.
-
-    Beyond 64 rows nothing was measured there: `passes_rows` is the default.
-    """
-    document = json.loads(result.read_text("utf-8"))
-    ratios: dict[str, dict[int, float]] = {}
-    for row in document["products"]:
-        ratios.setdefault(shape_name(*row["shape"]), {})[row["rows"]] = row["ratio"]
-    plans = {shape: Plan(kernel_rows=tune.kernel_rows(found)) for shape, found in ratios.items()}
-    return store(document["gpu"], plans, target).read_text("utf-8")
-
-
 def parse() -> argparse.Namespace:
     names = list(shapes.MODELS[shapes.QWEN_27B])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -329,27 +314,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, nargs="+", choices=range(1, 65), metavar="ROWS")
     parser.add_argument("--only", nargs="+", choices=names, help="some projections")
     parser.add_argument("--workers", type=int, nargs="*", default=[], help="also so many CTAs")
-    parser.add_argument("--plans", type=Path, help="measure plans of these shapes into this file")
-    parser.add_argument("--result", type=Path, help="with --plans: take them from this result")
     return parser.parse_args()
 
 
 def main() -> int:
     """Run everything; under two minutes on an H200."""
     options = parse()
-    if options.plans and options.result:
-        print(plans_of(options.result, options.plans))
-        return 0
     begin = time.perf_counter()
     torch.manual_seed(0)
     gemm.warm()
     gemm.warm(view_only=True)
     gemm_mma.warm(torch.cuda.current_device())
-    if options.plans:
-        chosen = shapes.distinct([shapes.QWEN_27B])
-        plans = {shape_name(*shape): tune.measure(shape) for shape in chosen}
-        print(store(torch.cuda.get_device_name(), plans, options.plans).read_text("utf-8"))
-        return 0
     found = measure(options)
     document: dict[str, Any] = {
         "what": "W12 product against cuBLAS with BF16 weights, seconds, medians of graph replays",

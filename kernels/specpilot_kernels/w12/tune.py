@@ -38,6 +38,11 @@ def tune(shapes: list[Shape]) -> dict[Shape, Plan]:
 
 def measure(shape: Shape) -> Plan:
     """Return the best plan for one shape on the current GPU, by measurement."""
+    return choose(*measurements(shape))
+
+
+def measurements(shape: Shape) -> tuple[dict[int, float], dict[int, tuple[float, float]]]:
+    """Return what `choose` takes for one shape, measured on the current GPU."""
     weights = selfcheck.normal_weights(shape)
     weight = W12Weight.from_bits(weights)
     x = torch.empty((max(PASSES_ROWS), shape[1]), dtype=torch.bfloat16, device="cuda").normal_()
@@ -46,7 +51,7 @@ def measure(shape: Shape) -> Plan:
     ratios = {speed.rows: speed.ratio for speed in speeds}
     several = [selfcheck.copy_of(weight) for _ in range(copies)]
     times = {rows: _prefill_times(x[:rows], several) for rows in PASSES_ROWS}
-    return choose(ratios, times)
+    return ratios, times
 
 
 def choose(ratios: dict[int, float], times: dict[int, tuple[float, float]]) -> Plan:

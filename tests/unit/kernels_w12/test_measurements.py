@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,17 +12,27 @@ from typing import Any
 
 import pytest
 
-from specpilot_kernels.w12 import plans
+from specpilot_kernels.w12 import plans, shapes
 
 
 @pytest.fixture(scope="module")
-def docs(repo: Path) -> ModuleType:
+def scripts(repo: Path) -> Callable[[str], ModuleType]:
+    """Imports a module of `scripts/`."""
+
+    def load(name: str) -> ModuleType:
+        sys.path.insert(0, str(repo / "scripts"))
+        try:
+            return import_module(name)
+        finally:
+            sys.path.remove(str(repo / "scripts"))
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def docs(scripts: Callable[[str], ModuleType]) -> ModuleType:
     """`scripts/bench_w12_docs.py` as a module."""
-    sys.path.insert(0, str(repo / "scripts"))
-    try:
-        return import_module("bench_w12_docs")
-    finally:
-        sys.path.remove(str(repo / "scripts"))
+    return scripts("bench_w12_docs")
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +70,14 @@ def test_a_goal_that_was_not_reached_is_called_missed(
     assert any("one row" in line and "missed" in line for line in docs.goals(slower))
 
 
-def test_shipped_plans_are_those_of_the_result(
-    repo: Path, docs: ModuleType, measured: dict[str, Any]
-) -> None:
-    tune = pytest.importorskip("specpilot_kernels.w12.tune", reason="torch is not installed")
-    expected = {}
-    for row in measured["products"]:
-        ratios = {r["rows"]: r["ratio"] for r in measured["products"] if r["shape"] == row["shape"]}
-        expected[plans.shape_name(*row["shape"])] = plans.Plan(kernel_rows=tune.kernel_rows(ratios))
-    assert plans.read(plans._SHIPPED) == {measured["gpu"]: expected}
-    assert {plan.kernel_rows for plan in expected.values()} == {64}  # never below cuBLAS
+def test_shipped_plans_are_those_of_the_result(repo: Path, scripts: Callable[..., Any]) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    result = repo / "docs/measurements/w12_plans_h200.json"
+    document = json.loads(result.read_text(encoding="utf-8"))
+    expected = scripts("w12_plans").plans_of(document)
+    assert plans.read(plans._SHIPPED) == {document["gpu"]: expected}
+    names = {plans.shape_name(*shape) for shape in shapes.distinct()}
+    assert expected.keys() == names
 
 
 def test_the_limit_of_escapes_is_where_w12_still_wins(
