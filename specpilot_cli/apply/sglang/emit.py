@@ -23,6 +23,7 @@ from specpilot_cli.apply.sglang.preflight import CheckedSglang
 from specpilot_cli.apply.sglang.systems import SglangSystem, plugin_text
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.plugin_config import PLUGIN_ENV
+from specpilot_cli.ui import printable
 
 EmitKind = Literal["sh", "docker", "k8s"]
 
@@ -58,8 +59,9 @@ def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
 
 def _about(checked: CheckedSglang, system: SglangSystem) -> list[str]:
     recipe = checked.loaded.recipe
+    title = printable(" ".join(recipe.title.split()))  # a comment ends with its line
     return [
-        f"# {recipe.title}: the {system.label} server of recipe {recipe.name}.",
+        f"# {title}: the {system.label} server of recipe {recipe.name}.",
         f"# Written by specpilot {__version__} for SGLang {recipe.engine_versions.pinned}.",
     ]
 
