@@ -14,6 +14,7 @@ from typing import Literal
 
 from specpilot_cli import __version__
 from specpilot_cli.apply.sglang.containers import (
+    Container,
     container,
     docker_run,
     dockerfile,
@@ -29,6 +30,7 @@ EmitKind = Literal["sh", "docker", "k8s"]
 
 PLUGIN_FILE = "plugin.json"
 DEFAULT_PORT = 30000
+_MAX_LABEL = 63  # characters of a Kubernetes label or service name
 
 
 def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
@@ -47,6 +49,7 @@ def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
     if kind == "sh":
         return {**files, "serve.sh": _shell(about, system, port)}
     box = container(checked, system, port)
+    _check_names(box, kind)
     if system.plugin is not None:
         files["Dockerfile"] = dockerfile(about, checked.loaded.recipe.engine_versions.pinned)
     if kind == "docker":
@@ -55,6 +58,21 @@ def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
     if system.plugin is not None:
         head += f"# First build the image and push it: docker build --tag {box.image} .\n"
     return {**files, "deployment.yaml": head + kubernetes_objects(box)}
+
+
+def _check_names(box: Container, kind: EmitKind) -> None:
+    """Refuse names that Docker or Kubernetes would read as something else, or not at all."""
+    for folder in box.models:
+        if kind == "docker" and ":" in folder:
+            raise InputError(
+                f"Docker cannot mount a folder with a colon in its path: `{folder}`",
+                hint="rename the folder, or give a link to it under another name",
+            )
+    if kind == "k8s" and len(box.name) > _MAX_LABEL:
+        raise InputError(
+            f"`{box.name}` is too long for Kubernetes: {len(box.name)} characters of {_MAX_LABEL}",
+            hint="give the recipe a shorter name",
+        )
 
 
 def _about(checked: CheckedSglang, system: SglangSystem) -> list[str]:
