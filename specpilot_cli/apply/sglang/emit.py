@@ -66,7 +66,7 @@ def _check_names(box: Container, kind: EmitKind) -> None:
         if kind == "docker" and ":" in folder:
             raise InputError(
                 f"Docker cannot mount a folder with a colon in its path: `{folder}`",
-                hint="rename the folder, or give a link to it under another name",
+                hint="rename the folder",
             )
     if kind == "k8s" and len(box.name) > _MAX_LABEL:
         raise InputError(
