@@ -60,6 +60,9 @@ def _run(argv: Sequence[str] | None) -> int:
     except OSError as error:
         _stop_displays()
         return _explain_os_error(error)
+    except RuntimeError as error:
+        _stop_displays()
+        return _explain_runtime_error(error)
     except Exception as error:  # noqa: BLE001 - the one place where any bug becomes a message
         _stop_displays()
         _report_bug(error)
@@ -173,6 +176,14 @@ def _explain_os_error(error: OSError) -> int:
     return known.exit_code
 
 
+def _explain_runtime_error(error: RuntimeError) -> int:
+    """Python before 3.13 resolves a link that leads to itself to this; everything else is a bug."""
+    if str(error).startswith("Symlink loop from "):
+        return _explain_os_error(OSError(errno.ELOOP, str(error)))
+    _report_bug(error)
+    return SpecPilotError.exit_code
+
+
 def _hint_for(number: int) -> str:
     if number == errno.EFBIG:
         return "files may not become that large here: look at `ulimit -f` and the file system"
@@ -180,6 +191,8 @@ def _hint_for(number: int) -> str:
         return "is there space, and can it be written?"
     if number in (errno.EACCES, errno.EPERM):
         return "may this user read and write there?"
+    if number == errno.ELOOP:
+        return "a link in that path leads back to itself"
     if number == errno.ENAMETOOLONG:
         return "give a shorter name"
     return "does every folder in that path exist?"

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _PLAIN_INTERVAL_S = 5.0
 
 # What a terminal obeys instead of showing: C0 without tab and newline, DEL, C1, and the marks
-# that reorder text. Names of tensors and files are other people's.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# that reorder text; and half surrogate pairs, which no stream can write. Names of tensors and
+# files are other people's.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

@@ -83,3 +83,11 @@ def parse_bytes(text: str, *, where: str | None = None) -> int:
             f"`{text}` is not bytes", where=where, hint="for example `512MB` or `2GiB`"
         )
     return round(size)
+
+
+def writable(text: str) -> str:
+    """`text` with half surrogate pairs spelled out, as `\\udcff`: no file or stream holds them.
+
+    They come from JSON escapes of strangers, and from file names that are not UTF-8.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

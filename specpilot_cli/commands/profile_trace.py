@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,6 +74,9 @@ def _deployment(
 
     if given.mode == "tree" and given.nodes is None:
         raise InputError("a tree step needs its nodes", where="--mode", hint="add --nodes N")
+    for option, value in (("--context", given.context), ("--tau", given.tau)):
+        if value is not None and not math.isfinite(value):
+            raise InputError(f"not a finite number: {value}", where=option)
     return Deployment(
         target=_model(given.target),
         drafter=_model(given.drafter),

@@ -125,6 +125,8 @@ class ChromeTrace:
                 )
                 problem = "the file ends early" if cut else f"not JSON: {error.msg}"
                 raise self._error(problem, at=at) from error
+            except ValueError as error:  # Python reads no whole number of thousands of digits
+                raise self._error("a number that is too long") from error
             # The next chunk may go on with a number, but not with what has an end of its own.
             open_end = end + _LOOK_AHEAD > len(self._buffer)
             length = end - self._at

@@ -35,6 +35,7 @@ from specpilot_cli.schema.step_profile import (
     StepSpan,
     TraceFacts,
 )
+from specpilot_cli.units import writable
 
 # Bits per weight of the W12 format over those of BF16; the paper's checkpoints take 12.01-12.02.
 W12_RATIO = 12.02 / 16
@@ -152,9 +153,13 @@ def _profile(
         classes=_classes(middle, work),
         spans=_spans(middle),
         trace=_facts(paths, steps, middle, prefills, notes, table),
-        source=f"torch.profiler trace of SGLang: {', '.join(path.name for path in paths)}",
+        source=f"torch.profiler trace of SGLang: {', '.join(_names(paths))}",
         source_sha256=sha256_file(paths[0]) if len(paths) == 1 else None,
     )
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    return [writable(path.name) for path in paths]
 
 
 def _model(profile: ModelProfile | None, unknown: str) -> ModelInfo | None:
@@ -305,7 +310,7 @@ def _facts(
         spread.append(_spread(kind, [use.spans.get(kind, 0.0) for use in uses]))
     spread += [_spread(name, [_seconds(use, name) for use in uses]) for name in names]
     return TraceFacts(
-        files=tuple(path.name for path in paths),
+        files=tuple(_names(paths)),
         steps_seen=len(steps),
         period_s=statistics.median(use.period_s for use in uses),
         overlap_s=max(0.0, _mean(middle, lambda use: use.overlap_s)),

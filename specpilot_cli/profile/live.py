@@ -11,16 +11,17 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.http_parts import checked_url, status_text
 from specpilot_cli.engines.sglang.info import ServerFacts, read_facts
-from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 from specpilot_cli.io.chrome_trace import ChromeTrace
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -62,11 +63,14 @@ def record_trace(
     base, waits = checked_url(url), waits or Waits()
     reporter = reporter or SilentReporter()
     texts = [] if prompts is None else [prompt.text for prompt in read_prompts(prompts)]
-    place = _place(folder)
     profile_id = f"specpilot-{uuid.uuid4().hex[:12]}"
-    with httpx.Client(base_url=base, timeout=_CONTROL_S, trust_env=False) as client:
-        facts = _facts(_ask(client, "GET", "/server_info").json(), base)
-        _ask(client, "POST", "/start_profile", _request(place, profile_id, steps))
+    _check_folder(folder)
+    facts = _facts(base)
+    with (
+        _place(folder) as place,
+        httpx.Client(base_url=base, timeout=_CONTROL_S, trust_env=False) as client,
+    ):
+        _start(client, _request(place, profile_id, steps))
         done = False
         try:
             reporter.note(f"profiling {steps} steps of {base}, trace to {place}")
@@ -81,12 +85,23 @@ def record_trace(
     return [found], facts
 
 
-def _place(folder: Path | None) -> Path:
-    if folder is None:
-        return Path(tempfile.mkdtemp(prefix="specpilot-profile-"))
-    if not folder.is_dir():
+def _check_folder(folder: Path | None) -> None:
+    if folder is not None and not folder.is_dir():
         raise InputError(f"no such folder: `{folder}`", where="--trace-dir")
-    return folder.resolve()
+
+
+@contextlib.contextmanager
+def _place(folder: Path | None) -> Iterator[Path]:
+    """`folder`, or a new one, which goes again if nothing came into it."""
+    if folder is not None:
+        yield folder.resolve()
+        return
+    made = Path(tempfile.mkdtemp(prefix="specpilot-profile-"))
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            made.rmdir()
 
 
 def _request(place: Path, profile_id: str, steps: int) -> dict[str, Any]:
@@ -102,30 +117,29 @@ def _request(place: Path, profile_id: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _ask(
-    client: httpx.Client, method: str, path: str, body: Mapping[str, Any] | None = None
-) -> httpx.Response:
+def _facts(base: str) -> ServerFacts:
     try:
-        answer = client.request(method, path, json=body)
+        with HttpEngine(base, _CONTROL_S) as engine:
+            return read_facts(engine.server_info())
+    except MeasurementInvalid as error:
+        raise MachineError(f"{base} is no SGLang server: {error}") from error
+
+
+def _start(client: httpx.Client, body: Mapping[str, Any]) -> None:
+    path = "/start_profile"
+    try:
+        answer = client.post(path, json=body)
     except httpx.HTTPError as error:
         raise MachineError(
             f"the server at {client.base_url} did not answer {path}: {error or type(error)}",
             hint="is it up, and is the URL right?",
         ) from error
     if answer.status_code != httpx.codes.OK:
-        hint = "profiling may be under way already: POST /stop_profile ends it"
         raise MachineError(
             f"{path} failed: {status_text(answer.status_code, answer.content)}",
             where=str(client.base_url),
-            hint=hint if path == "/start_profile" else "is it an SGLang server?",
+            hint="profiling may be under way already: POST /stop_profile ends it",
         )
-    return answer
-
-
-def _facts(info: Any, base: str) -> ServerFacts:
-    if not isinstance(info, dict):
-        raise MachineError(f"{base} is no SGLang server: /server_info is no object")
-    return read_facts(info)
 
 
 def drafted_block(facts: ServerFacts) -> int | None:
@@ -137,8 +151,12 @@ def drafted_block(facts: ServerFacts) -> int | None:
 
 def model_folder(path: str | None) -> Path | None:
     """The folder of a model that the server names, if its configuration lies on this host."""
-    folder = None if path is None else Path(path)
-    return folder if folder is not None and (folder / "config.json").is_file() else None
+    if path is None:
+        return None
+    try:
+        return Path(path) if (Path(path) / "config.json").is_file() else None
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
 def _decode(

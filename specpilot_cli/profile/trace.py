@@ -6,7 +6,6 @@ megabytes of memory. Times are microseconds since the first event, as the profil
 
 from __future__ import annotations
 
-import math
 import re
 from array import array
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.chrome_trace import ChromeTrace
+from specpilot_cli.units import writable
 
 _KERNELS = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _SPANS = "gpu_user_annotation"
@@ -103,15 +103,14 @@ def _timed(event: Mapping[str, Any], path: Path, number: int) -> tuple[str, floa
             where=f"{path}: event {number}",
             hint="is the file written by torch.profiler?",
         )
-    # Half a surrogate pair, which JSON can spell, could be written to no file.
-    return name.encode("utf-8", "replace").decode("utf-8"), start, dur
+    return writable(name), start, dur
 
 
 def _number(value: object) -> float | None:
     """`value` as a time in microseconds, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and abs(value) < _MAX_US else None
+    return float(value) if abs(value) < _MAX_US else None  # NaN compares as False
 
 
 def _mark(name: str, start: float, dur: float) -> SpanMark | None:
@@ -127,7 +126,7 @@ def _device_name(header: Mapping[str, Any]) -> str:
     listed = header.get("deviceProperties")
     first = listed[0] if isinstance(listed, list) and listed else {}
     name = first.get("name") if isinstance(first, dict) else None
-    return name if isinstance(name, str) and name else "unknown GPU"
+    return writable(name) if isinstance(name, str) and name else "unknown GPU"
 
 
 def _check(trace: GpuTrace, devices: set[str]) -> None:

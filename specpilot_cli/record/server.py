@@ -19,6 +19,7 @@ from specpilot_cli.schema.raw_lattice import RecorderIndex
 
 _POLL_S = 0.1
 _WRITE_TIMEOUT_S = 60.0
+_MAX_COUNT = 2**53  # what a float still counts exactly
 _ACTIVATE = (
     "start the server with SPECPILOT_PLUGIN=FILE.json, where FILE.json holds "
     '{"schema_version": 1, "recorder": {"mode": "dense", "folder": "/absolute/folder"}}'
@@ -44,7 +45,8 @@ def recorder_facts(info: Mapping[str, Any], *, name: str) -> list[RecorderFacts]
 
     Raises MachineError naming the server and the reason if one of them does not record.
     """
-    states = [_plugin_state(state) for state in info.get("internal_states") or ()]
+    inner = info.get("internal_states")
+    states = [_plugin_state(state) for state in (inner if isinstance(inner, list) else ())]
     if not states or any(state is None for state in states):
         raise MachineError(f"{name} has no specpilot plugin", hint=_ACTIVATE)
     return [_facts(state, name) for state in states if state is not None]
@@ -73,16 +75,27 @@ def _facts(state: PluginState, name: str) -> RecorderFacts:
             f"{name} has recorded as many steps as its `max_steps` allows",
             hint="restart the server, with a larger `max_steps` if this was one recording",
         )
-    try:
-        return RecorderFacts(
-            folder=Path(found["folder"]),
-            **{key: found[key] for key in RecorderFacts.__slots__ if key != "folder"},
-        )
-    except KeyError as error:
-        raise MachineError(
-            f"the recorder of {name} does not say {error}",
-            hint="install the same version of specpilot beside the server and here",
-        ) from error
+    for key in RecorderFacts.__slots__:
+        if not _is_said(key, found.get(key)):
+            raise MachineError(
+                f"the recorder of {name} does not say '{key}'",
+                hint="install the same version of specpilot beside the server and here",
+            )
+    return RecorderFacts(
+        folder=Path(found["folder"]),
+        **{key: found[key] for key in RecorderFacts.__slots__ if key != "folder"},
+    )
+
+
+def _is_said(key: str, value: Any) -> bool:
+    """Whether `value` can be what a recorder says under `key` of `RecorderFacts`."""
+    if key == "folder":
+        return isinstance(value, str) and value.startswith("/") and "\0" not in value
+    if key == "session":
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int | float if "seconds" in key else int):
+        return False
+    return 0 <= value < _MAX_COUNT
 
 
 class LiveRecorder:

@@ -18,6 +18,7 @@ from specpilot_cli import __version__
 from specpilot_cli.io.hashing import sha256_file, sha256_folder
 from specpilot_cli.schema.result import Envelope, InputFile
 from specpilot_cli.settings import available_cores
+from specpilot_cli.units import writable
 
 _RECORDED_PACKAGES = ("numpy", "torch", "transformers", "sglang", "numba")
 
@@ -40,7 +41,7 @@ def build_envelope(
     return Envelope(
         command=command,
         specpilot_version=__version__,
-        inputs=[InputFile(path=str(path), sha256=_digest(path)) for path in inputs],
+        inputs=[InputFile(path=writable(str(path)), sha256=_digest(path)) for path in inputs],
         seed=seed,
         environment={**describe_environment(), **plain(dict(environment or {}))},
         verdict=verdict,
@@ -76,8 +77,10 @@ def plain(value: Any) -> Any:
     Numpy scalars and arrays convert through their own `tolist`, so numpy is not imported here.
     Raises `TypeError` for anything else.
     """
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return writable(value)
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, int):
@@ -94,7 +97,7 @@ def plain(value: Any) -> Any:
         items = sorted(value) if isinstance(value, (set, frozenset)) else value
         return [plain(item) for item in items]
     if isinstance(value, Path):
-        return str(value)
+        return writable(str(value))
     if hasattr(value, "tolist"):
         return plain(value.tolist())
     raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -252,6 +252,6 @@ def _mechanism_pairs(active: Mapping[str, Mapping[str, Any]]) -> list[tuple[str,
 def _fact(key: str, value: Any) -> str:
     if isinstance(value, list):
         return str(len(value))
-    if key.endswith("_bytes") and isinstance(value, int):
+    if key.endswith("_bytes") and isinstance(value, int) and abs(value) < 2**63:
         return format_bytes(value)
     return str(value)

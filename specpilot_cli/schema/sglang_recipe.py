@@ -66,6 +66,8 @@ class SglangArguments(FileModel):
                 raise ValueError(f"`{name}` is set through {_OWNED[name]}, not here")
             if _SECRET.search(name):
                 raise ValueError(f"`{name}` holds a secret, which no recipe may")
+            if "\0" in str(given):
+                raise ValueError(f"`{name}` holds a NUL character, which no argument can")
             if given is False:
                 raise ValueError(f"`{name}: false` says nothing: leave the option out")
         return value
@@ -154,9 +156,11 @@ class SglangRecipe(FileModel):
     @field_validator("environment")
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
+        for name, given in value.items():
             if _SECRET.search(name):
                 raise ValueError(f"`{name}` holds a secret, which no recipe may")
+            if "\0" in given:
+                raise ValueError(f"`{name}` holds a NUL character, which no variable can")
             if name.startswith("SPECPILOT_") or name == "SGLANG_PLUGINS":
                 raise ValueError(f"`{name}` is set by specpilot, not here")
         return value

@@ -14,6 +14,7 @@ from typing import Literal
 
 from specpilot_cli import __version__
 from specpilot_cli.apply.sglang.containers import (
+    Container,
     container,
     docker_run,
     dockerfile,
@@ -23,11 +24,13 @@ from specpilot_cli.apply.sglang.preflight import CheckedSglang
 from specpilot_cli.apply.sglang.systems import SglangSystem, plugin_text
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.plugin_config import PLUGIN_ENV
+from specpilot_cli.ui import printable
 
 EmitKind = Literal["sh", "docker", "k8s"]
 
 PLUGIN_FILE = "plugin.json"
 DEFAULT_PORT = 30000
+_MAX_LABEL = 63  # characters of a Kubernetes label or service name
 
 
 def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
@@ -46,6 +49,7 @@ def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
     if kind == "sh":
         return {**files, "serve.sh": _shell(about, system, port)}
     box = container(checked, system, port)
+    _check_names(box, kind)
     if system.plugin is not None:
         files["Dockerfile"] = dockerfile(about, checked.loaded.recipe.engine_versions.pinned)
     if kind == "docker":
@@ -56,10 +60,26 @@ def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
     return {**files, "deployment.yaml": head + kubernetes_objects(box)}
 
 
+def _check_names(box: Container, kind: EmitKind) -> None:
+    """Refuse names that Docker or Kubernetes would read as something else, or not at all."""
+    for folder in box.models:
+        if kind == "docker" and ":" in folder:
+            raise InputError(
+                f"Docker cannot mount a folder with a colon in its path: `{folder}`",
+                hint="rename the folder",
+            )
+    if kind == "k8s" and len(box.name) > _MAX_LABEL:
+        raise InputError(
+            f"`{box.name}` is too long for Kubernetes: {len(box.name)} characters of {_MAX_LABEL}",
+            hint="give the recipe a shorter name",
+        )
+
+
 def _about(checked: CheckedSglang, system: SglangSystem) -> list[str]:
     recipe = checked.loaded.recipe
+    title = printable(" ".join(recipe.title.split()))  # a comment ends with its line
     return [
-        f"# {recipe.title}: the {system.label} server of recipe {recipe.name}.",
+        f"# {title}: the {system.label} server of recipe {recipe.name}.",
         f"# Written by specpilot {__version__} for SGLang {recipe.engine_versions.pinned}.",
     ]
 

@@ -22,6 +22,7 @@ from specpilot_cli.schema.plugin_config import (
 from specpilot_cli.schema.sglang_recipe import EngineRange
 
 _GIB = 2**30
+_MAX_GIB = 2**30  # an exbibyte: what is beyond it is no amount of memory
 _LOG_HINT = "its log names the reason (look for `specpilot`); no result was written"
 
 
@@ -163,5 +164,6 @@ def _whole(holder: Mapping[str, Any], key: str) -> int | None:
 
 def _gib(holder: Mapping[str, Any], key: str) -> int | None:
     value = holder.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value * _GIB) if is_number and value is not None else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value * _GIB) if 0 <= value < _MAX_GIB else None  # NaN compares as False

@@ -158,3 +158,15 @@ def test_a_folder_in_use_is_left_alone(fake: FakeSglang) -> None:
     done = fake.run("apply", "recipe", RECIPE, "--emit", "sh", "--out", "d")
     assert done.returncode == 2, done.stderr
     assert [path.name for path in (fake.folder / "d").iterdir()] == ["mine"]
+
+
+def test_a_title_never_becomes_a_command(fake: FakeSglang, sglang_recipe: Make) -> None:
+    recipe = sglang_recipe(
+        edit={"title: Demo target on a fake SGLang": r'title: "a\ntouch pwned\r\ntouch pwned"'}
+    )
+    for kind in ("sh", "docker", "k8s"):
+        done = fake.run("apply", "recipe", str(recipe), "--emit", kind, "--out", kind)
+        assert done.returncode == 0, done.stderr
+        for path in (fake.folder / kind).iterdir():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            assert not [line for line in lines if line.startswith("touch")], path
