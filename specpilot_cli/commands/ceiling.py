@@ -139,7 +139,7 @@ def ceiling(
 
         specpilot ceiling step.json --lattices lattices.safetensors
 
-        specpilot ceiling step.json --tau-best 6.2 --gpu h200 --json
+        specpilot ceiling step.json --tau 4.2 --tau-best 6.2 --gpu h200 --json
 
         specpilot ceiling df8.json --step-times h200-qwen3.8-27b-dflash2-bf16 -o ceiling.html
 
