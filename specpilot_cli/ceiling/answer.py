@@ -7,6 +7,7 @@ replay itself lives elsewhere and hands its numbers over as `ReplayedTaus`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from specpilot_cli.ceiling.advice import Advice, advise, period_note
 from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
@@ -92,10 +93,6 @@ def answer_ceiling(
     With `oracle` the best τ is the oracle's, as in the paper's Appendix B, not the best tree's.
     Raises `InputError` for options that exclude each other or miss what they need.
     """
-    if replayed is not None and tau_best is not None:
-        raise InputError(
-            "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
-        )
     profile, timed = _timed(profile, curve)
     if curve is not None and replayed is None and not timed:
         raise InputError(
@@ -108,11 +105,10 @@ def answer_ceiling(
     if oracle:
         tokens = _with_oracle(tokens, replayed)
 
-    def with_peaks(chosen: Peaks) -> Ceiling:
-        return measure_ceiling(profile, chosen, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule)
-
+    with_peaks = partial(
+        measure_ceiling, profile, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule
+    )
     ceiling, other = with_peaks(peaks), peaks.as_measured()
-    trees = () if replayed is None else replayed.trees
     return CeilingAnswer(
         profile=profile,
         tokens=tokens,
@@ -123,8 +119,11 @@ def answer_ceiling(
         now=now,
         curve=curve if replayed is not None else None,
         step_time_source=timed or "timed with the profile",
-        levers=find_levers(profile, ceiling, tau=tokens.tau, curve=curve, trees=trees),
-    )
+        levers=find_levers(
+            profile, ceiling, tau=tokens.tau, curve=curve, speedups=speedups, now=now,
+            trees=() if replayed is None else replayed.trees,
+        ),
+    )  # fmt: skip
 
 
 def _speedups(
@@ -164,6 +163,10 @@ def _token_counts(
     tau: float | None,
     tau_best: float | None,
 ) -> TokenCounts:
+    if replayed is not None and tau_best is not None:
+        raise InputError(
+            "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
+        )
     now, source = _tau_now(profile, replayed, tau)
     if replayed is None:
         given = "not given" if tau_best is None else "given with --tau-best"
