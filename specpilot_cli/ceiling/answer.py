@@ -22,6 +22,7 @@ from specpilot_cli.ceiling.speedup import (
     speedup_curve,
 )
 from specpilot_cli.ceiling.step_times import with_step_time
+from specpilot_cli.ceiling.what_if import WhatIf
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 
@@ -62,7 +63,8 @@ class CeilingAnswer:
     `measured` repeats the ceiling with measured peaks where the device has both kinds.
     `speedups` is empty without lattices and step times (`curve`); `now` is the profiled system's
     own policy under the same step times, if it was replayed. `step_time_source` says who timed the
-    step; `levers` are projections of what single mechanisms would change.
+    step; `levers` are projections of what single mechanisms would change, `what_if` is one of the
+    step on another device or with another target.
     """
 
     profile: StepProfile
@@ -75,6 +77,7 @@ class CeilingAnswer:
     curve: StepTimeCurve | None
     step_time_source: str = "timed with the profile"
     levers: tuple[Lever, ...] = ()
+    what_if: WhatIf | None = None
 
 
 def answer_ceiling(
