@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from specpilot_cli.ceiling.advice import Advice, advise, period_note
+from specpilot_cli.ceiling.advice import Advice, advise, device_note, period_note
 from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
@@ -142,8 +142,8 @@ def _speedups(
 
 def _advice(profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts) -> Advice:
     found = advise(ceiling, best_nodes=tokens.best_nodes)
-    note = period_note(profile)
-    return found if note is None else replace(found, notes=(*found.notes, note))
+    about = (device_note(profile, ceiling), period_note(profile))
+    return replace(found, notes=(*found.notes, *(note for note in about if note is not None)))
 
 
 def _timed(profile: StepProfile, curve: StepTimeCurve | None) -> tuple[StepProfile, str]:

@@ -237,3 +237,11 @@ def test_what_if_projects_the_step_on_another_gpu(specpilot: Run, made: dict[str
     done = specpilot("ceiling", "--target", "llama-3.1-8b", "--gpu", "h200", "--what-if-gpu", "l4")
     assert done.returncode == 2
     assert "--what-if" in done.stderr
+
+
+def test_peaks_of_another_device_are_pointed_out(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
+    mixed = _ceiling(specpilot, path, "--step-times", TIMES, "--gpu", "b200")["notes"]
+    assert any("ran on NVIDIA H200" in note and "--what-if-gpu" in note for note in mixed)
+    own = _ceiling(specpilot, path, "--step-times", TIMES, "--gpu", "h200")["notes"]
+    assert not any("ran on" in note for note in own)
