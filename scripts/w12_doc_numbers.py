@@ -115,6 +115,10 @@ def readme_rows() -> list[str]:
     """The rows of README's results that are about W12."""
     codec, convert, bits = (measured(f"w12_{n}") for n in ("codec_cpu", "convert", "bits"))
     gpu = measured("w12_gpu_codec_h200")
+    means = {row["rows"]: row["ratio_mean"] for row in measured("w12_gemm_h200")["means"]}
+    sglang = measured("sglang_w12_h200")["results"]
+    served = [sglang["timings"][f"qwen-27b plain, gemv, {n} at once"]["base_over"]["w12"]["ratio"]
+              for n in (1, 32)]  # fmt: skip
     encode, decode = _cpu_rates(codec, "normal")
     found, normal = bits["all_checkpoints"], bits["normal_0.02"]["bits_per_weight"]
     ratio, model = convert["sharded"]["steps"]["convert"]["copy_time_ratio_median"], gpu["model"]
@@ -132,6 +136,15 @@ def readme_rows() -> list[str]:
         (f"codec on a GPU, the linears of Qwen3.8-27B ({size:.1f} GB): encode, decode",
          f"{model['encode_s'] * 1e3:.1f}, {model['decode_s'] * 1e3:.1f} ms", "one H200",
          "w12_gpu_codec_h200", "bench_w12_gpu_codec.py"),
+        ("products, linears of Qwen3.8-27B, 1 / 8 / 16 / 32 / 64 rows: time of cuBLAS with BF16 "
+         "over W12's, mean (goals 1.42 to 1.25 missed)",
+         " / ".join(f"{means[rows]:.2f}" for rows in (1, 8, 16, 32, 64)) + "×", "one H200",
+         "w12_gemm_h200", "bench_w12.py"),
+        ("in SGLang 0.5.23, plain decoding, shape of Qwen3.8-27B, random weights, 1 and 32 "
+         "requests: time a token, stock (gemv) over W12 (goals 1.25, 1.18 missed); KV pool on "
+         "80 GB",
+         f"{served[0]:.2f}×, {served[1]:.2f}×; {sglang['kv_pool']['80 GB']['growth_ratio']:.2f}×",
+         "one H200", "sglang_w12_h200", "measure_sglang_w12.py"),
     ]  # fmt: skip
     return [
         f"| W12 {what} | {result} | {where} | [{file}](docs/measurements/{file}.json), "

@@ -76,8 +76,10 @@ def _print(floors: ModelFloors) -> None:
     from specpilot_cli.units import format_bandwidth, format_bytes, format_percent, format_seconds
 
     bandwidth = floors.peaks.bandwidth()
+    requests = floors.shape.requests
     print_line(
-        f"{floors.target.title} on {floors.peaks.title}: {floors.shape.requests:g} requests of "
+        f"{floors.target.title} on {floors.peaks.title}: "
+        f"{requests:g} {'request' if requests == 1 else 'requests'} of "
         f"{floors.shape.rows:g} rows, {floors.shape.context:g} tokens of context"
     )
     print_table(

@@ -112,9 +112,10 @@ def print_trace_profile(step: StepProfile) -> None:
     trace = step.trace
     assert trace is not None
     drafter = "" if step.drafter is None else f" with {step.drafter.name}"
+    requests = "1 request" if step.requests == 1 else f"{step.requests} requests"
     print_line(
         f"{step.target.name}{drafter}, {step.engine.name} {step.engine.version}, "
-        f"{step.device.name}: {step.mode}, {step.requests} requests of {step.rows} rows"
+        f"{step.device.name}: {step.mode}, {requests} of {step.rows} rows"
     )
     print_line(
         f"{trace.steps_seen} steps, {step.steps} of them averaged: {step.t_prof_s * 1e3:.3f} ms "

@@ -70,7 +70,7 @@ def test_expected_errors_say_what_where_and_a_hint(specpilot: Run, error: str, c
         ("EACCES", 2, "may this user"),
         ("EPERM", 2, "may this user"),
         ("ENAMETOOLONG", 2, "shorter"),
-        ("ELOOP", 2, "exist"),
+        ("ELOOP", 2, "leads back to itself"),
         ("ENOENT", 2, "exist"),
         ("ENOTDIR", 2, "exist"),
     ],
