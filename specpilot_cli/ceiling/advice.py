@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specpilot_cli.ceiling.factors import Ceiling, DeviceKind, FactorName
+from specpilot_cli.ceiling.peaks import gpu_names, load_gpu
 from specpilot_cli.schema.step_profile import KernelClassName, StepProfile
 from specpilot_cli.units import format_percent, format_seconds
 
@@ -123,6 +124,20 @@ def period_note(profile: StepProfile) -> str | None:
         f"idles between steps; {format_seconds(hidden)} a step were seen by the client only "
         "(scheduling that the profiled steps overlapped, the prompt, the reply's way back, or "
         "fewer tokens per step than the timing assumed)"
+    )
+
+
+def device_note(profile: StepProfile, ceiling: Ceiling) -> str | None:
+    """That the floors are of another device than the one that ran; None where they are not."""
+    ran = profile.device.gpu_profile
+    if ran is None or ran not in gpu_names():
+        return None
+    own, used = load_gpu(ran).title, ceiling.peaks.title
+    if own == used:
+        return None
+    return (
+        f"the step ran on {own} and is compared with the peaks of {used}: if that is another "
+        "device, the kernel factor mixes the two; --what-if-gpu projects the step there instead"
     )
 
 

@@ -7,8 +7,9 @@ replay itself lives elsewhere and hands its numbers over as `ReplayedTaus`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from specpilot_cli.ceiling.advice import Advice, advise, period_note
+from specpilot_cli.ceiling.advice import Advice, advise, device_note, period_note
 from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
@@ -21,6 +22,7 @@ from specpilot_cli.ceiling.speedup import (
     speedup_curve,
 )
 from specpilot_cli.ceiling.step_times import with_step_time
+from specpilot_cli.ceiling.what_if import WhatIf
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 
@@ -61,7 +63,8 @@ class CeilingAnswer:
     `measured` repeats the ceiling with measured peaks where the device has both kinds.
     `speedups` is empty without lattices and step times (`curve`); `now` is the profiled system's
     own policy under the same step times, if it was replayed. `step_time_source` says who timed the
-    step; `levers` are projections of what single mechanisms would change.
+    step; `levers` are projections of what single mechanisms would change, `what_if` is one of the
+    step on another device or with another target.
     """
 
     profile: StepProfile
@@ -74,6 +77,7 @@ class CeilingAnswer:
     curve: StepTimeCurve | None
     step_time_source: str = "timed with the profile"
     levers: tuple[Lever, ...] = ()
+    what_if: WhatIf | None = None
 
 
 def answer_ceiling(
@@ -92,10 +96,6 @@ def answer_ceiling(
     With `oracle` the best τ is the oracle's, as in the paper's Appendix B, not the best tree's.
     Raises `InputError` for options that exclude each other or miss what they need.
     """
-    if replayed is not None and tau_best is not None:
-        raise InputError(
-            "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
-        )
     profile, timed = _timed(profile, curve)
     if curve is not None and replayed is None and not timed:
         raise InputError(
@@ -108,11 +108,10 @@ def answer_ceiling(
     if oracle:
         tokens = _with_oracle(tokens, replayed)
 
-    def with_peaks(chosen: Peaks) -> Ceiling:
-        return measure_ceiling(profile, chosen, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule)
-
+    with_peaks = partial(
+        measure_ceiling, profile, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule
+    )
     ceiling, other = with_peaks(peaks), peaks.as_measured()
-    trees = () if replayed is None else replayed.trees
     return CeilingAnswer(
         profile=profile,
         tokens=tokens,
@@ -123,8 +122,11 @@ def answer_ceiling(
         now=now,
         curve=curve if replayed is not None else None,
         step_time_source=timed or "timed with the profile",
-        levers=find_levers(profile, ceiling, tau=tokens.tau, curve=curve, trees=trees),
-    )
+        levers=find_levers(
+            profile, ceiling, tau=tokens.tau, curve=curve, speedups=speedups, now=now,
+            trees=() if replayed is None else replayed.trees,
+        ),
+    )  # fmt: skip
 
 
 def _speedups(
@@ -140,8 +142,8 @@ def _speedups(
 
 def _advice(profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts) -> Advice:
     found = advise(ceiling, best_nodes=tokens.best_nodes)
-    note = period_note(profile)
-    return found if note is None else replace(found, notes=(*found.notes, note))
+    about = (device_note(profile, ceiling), period_note(profile))
+    return replace(found, notes=(*found.notes, *(note for note in about if note is not None)))
 
 
 def _timed(profile: StepProfile, curve: StepTimeCurve | None) -> tuple[StepProfile, str]:
@@ -164,6 +166,10 @@ def _token_counts(
     tau: float | None,
     tau_best: float | None,
 ) -> TokenCounts:
+    if replayed is not None and tau_best is not None:
+        raise InputError(
+            "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
+        )
     now, source = _tau_now(profile, replayed, tau)
     if replayed is None:
         given = "not given" if tau_best is None else "given with --tau-best"

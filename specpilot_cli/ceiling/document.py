@@ -10,6 +10,7 @@ from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
 from specpilot_cli.ceiling.levers import Lever
 from specpilot_cli.ceiling.speedup import SpeedupPoint, best_budget
+from specpilot_cli.ceiling.what_if import what_if_document
 from specpilot_cli.schema.gpu_profile import SourcedNumber
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 
@@ -46,6 +47,7 @@ def ceiling_document(answer: CeilingAnswer) -> dict[str, Any]:
         else {**_factors(measured), "peaks": _peaks(measured, profile)},
         "speedup": speedup,
         "levers": [_lever(item) for item in answer.levers],
+        "what_if": None if answer.what_if is None else what_if_document(answer.what_if),
         "headline": answer.advice.headline,
         "next_step": answer.advice.next_step,
         "notes": list(answer.advice.notes),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specpilot_cli.ceiling.factors import Ceiling
-from specpilot_cli.ceiling.speedup import TauPoint, step_time
+from specpilot_cli.ceiling.speedup import SpeedupPoint, TauPoint, best_budget, step_time
 from specpilot_cli.schema.step_profile import KernelClassName, StepProfile, StepTimeCurve
 
 W12_BITS, BF16_BITS = 12.02, 16  # §4.1: 12.01-12.02 bits on eight dense models
@@ -26,6 +26,8 @@ ONE_LEVEL_TAU, TWO_LEVEL_TAU = 6.16, 11.67
 PAPER_Q_MS, PAPER_EXACT_MS, PAPER_GLUE_MS = 11.5, 14.9, 1.6
 _HANDOFFS = 3  # draft, Q pass, draft, exact pass: the glue lies between them
 _TARGET_SPANS = ("VERIFY", "TARGET_VERIFY")
+# §4.1: the LM head in BF16 and certified, in µs: a gain on H100, a loss on RTX PRO 6000.
+HEAD_H100_US, HEAD_RTX_US = (878, 482), (1750, 2598)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,22 @@ def find_levers(
     tau: float | None,
     curve: StepTimeCurve | None,
     trees: Sequence[TauPoint],
+    speedups: Sequence[SpeedupPoint] = (),
+    now: SpeedupPoint | None = None,
 ) -> tuple[Lever, ...]:
     """Levers of `profile`, the largest favourable gain first, those without a number last.
 
-    `tau` is tokens per step now, `trees` best-first trees of a replay of this deployment.
+    `tau` is tokens per step now, `trees` best-first trees of a replay of this deployment,
+    `speedups` these trees and `now` the profile's own policy under the step times of `curve`.
     """
-    found = [_w12(profile, ceiling), _tree(profile, ceiling, tau, curve, trees)]
-    found.append(_two_level(profile, ceiling))
+    found = [
+        _w12(profile, ceiling),
+        _tree(profile, ceiling, tau, curve, trees),
+        _budget(profile, speedups, now),
+        _recurrent(profile, ceiling),
+        _certified_head(profile, ceiling),
+        _two_level(profile, ceiling),
+    ]
     return tuple(sorted(found, key=lambda lever: -(lever.high or 0.0)))
 
 
@@ -135,6 +146,84 @@ def _tree(
         ratio,
         f"{source}; {profile.rows} → {nodes + 1} rows: {_ms(before)} → {_ms(after)} "
         f"({there.basis}) gives {_ratio(ratio * before / after)}, free rows {_ratio(ratio)}",
+        assumes,
+    )
+
+
+def _budget(
+    profile: StepProfile, speedups: Sequence[SpeedupPoint], now: SpeedupPoint | None
+) -> Lever:
+    name = "node budget"
+    assumes = (
+        "best-first trees of this recording at the step times given; every request has its own "
+        "budget (`specpilot simulate batch` shares one)"
+    )
+    if profile.mode == "ar":
+        return Lever(name, None, None, "plain decoding drafts nothing to verify", assumes)
+    if now is None or not speedups:
+        why = "τ / c is not known: give --lattices and --step-times"
+        return Lever(name, None, None, why, assumes)
+    best = best_budget(speedups)
+    gain = best.speedup / now.speedup
+    return Lever(
+        name,
+        gain,
+        gain,
+        f"{now.n_nodes} → {best.n_nodes} nodes: τ {now.tau:.2f} → {best.tau:.2f}, step "
+        f"{_ms(now.step_s)} ({now.basis}) → {_ms(best.step_s)} ({best.basis}); "
+        f"S {now.speedup:.3f} → {best.speedup:.3f}",
+        assumes,
+    )
+
+
+def _recurrent(profile: StepProfile, ceiling: Ceiling) -> Lever:
+    name = "WY verify of recurrent layers"
+    assumes = (
+        "root paths are solved together from the committed state, one state read to verify, one "
+        "read and write to commit, and nothing above the floor remains (favourable)"
+    )
+    found = next((item for item in ceiling.classes if item.name == "recurrent"), None)
+    if profile.mode == "ar":
+        return Lever(name, None, None, "plain decoding verifies one row: no tree to walk", assumes)
+    if found is None:
+        return Lever(name, None, None, "the step has no recurrent layers", assumes)
+    if found.bound == "measured" or found.slack_s <= 0:
+        return Lever(name, None, None, "nothing of them is known to lie above a floor", assumes)
+    before, after = ceiling.t_step_s, ceiling.t_step_s - found.slack_s
+    return Lever(
+        name,
+        None,
+        before / after,
+        f"recurrent layers take {_ms(found.measured_s)}, their floor is {_ms(found.floor_s)}: "
+        f"{_ms(before)} → {_ms(after)}",
+        assumes,
+    )
+
+
+def _certified_head(profile: StepProfile, ceiling: Ceiling) -> Lever:
+    name = "certified head"
+    (gain_from, gain_to), (loss_from, loss_to) = HEAD_H100_US, HEAD_RTX_US
+    assumes = (
+        f"an INT8 pass with an error bound takes {gain_to}/{gain_from} of the BF16 head's time as "
+        f"on H100 (favourable), or {loss_to}/{loss_from} as on RTX PRO 6000 (§4.1); in place of "
+        "W12 for the head, not beside it"
+    )
+    found = next((item for item in ceiling.classes if item.name == "head"), None)
+    if found is None or found.bound != "bytes":
+        return Lever(name, None, None, "no head bound by bytes in this profile", assumes)
+    if profile.weights == "w12":
+        return Lever(name, None, None, "the head of a W12 step need not be BF16", assumes)
+    before, head = ceiling.t_step_s, found.measured_s
+    # A second pass never beats its own arithmetic.
+    best = max(head * gain_to / gain_from, found.flop_s or 0.0)
+    worst = head * loss_to / loss_from
+    low, high = before / (before - head + worst), before / (before - head + best)
+    return Lever(
+        name,
+        low,
+        max(low, high),
+        f"the head takes {_ms(head)} of {_ms(before)}; {_ms(best)} → {_ms(before - head + best)}, "
+        f"or {_ms(worst)} → {_ms(before - head + worst)}",
         assumes,
     )
 

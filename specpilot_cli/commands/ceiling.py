@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from specpilot_cli.ceiling.answer import CeilingAnswer, ReplayedTaus
     from specpilot_cli.ceiling.floors import FloorRule
+    from specpilot_cli.ceiling.what_if import WhatIf
     from specpilot_cli.schema.step_profile import StepProfile
 
 _ORACLE = "oracle"
@@ -73,6 +74,18 @@ PeaksOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Use the peaks in this file.", rich_help_panel=_DEVICE),
 ]
+WhatIfGpuOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Also project the step on this device.", rich_help_panel=_DEVICE
+    ),
+]
+WhatIfModelOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|NAME", help="Also project it with this target.", rich_help_panel=_DEVICE
+    ),
+]
 MeasuredPeaksFlag = Annotated[
     bool,
     typer.Option(
@@ -125,6 +138,7 @@ def ceiling(
     tau_best: TauBestOption = None, step_times: StepTimesOption = None,
     gpu: GpuOption = None, peaks: PeaksOption = None, measured_peaks: MeasuredPeaksFlag = False,
     floors: FloorsOption = "paper",
+    what_if_gpu: WhatIfGpuOption = None, what_if_model: WhatIfModelOption = None,
     target: TargetOption = None, drafter: DrafterOption = None, rows: RowsOption = 1,
     block: BlockOption = 0, requests: RequestsOption = 1, context: ContextOption = 0,
     as_json: options.JsonFlag = False, output: options.OutputFile = None,
@@ -139,12 +153,9 @@ def ceiling(
 
         specpilot ceiling step.json --lattices lattices.safetensors
 
-        specpilot ceiling step.json --tau 4.2 --tau-best 6.2 --gpu h200 --json
-
         specpilot ceiling df8.json --step-times h200-qwen3.8-27b-dflash2-bf16 -o ceiling.html
 
-        specpilot ceiling step.json --lattices lattices.safetensors --tau oracle \\
-          --floors full-peak
+        specpilot ceiling step.json --what-if-gpu b200 --what-if-model llama-3.1-8b
 
         specpilot ceiling --target qwen3.8-27b --gpu h100-sxm5 --rows 8
 
@@ -158,17 +169,19 @@ def ceiling(
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
     if target is not None:
-        _no_profile_beside(profile)
+        _alone(profile, what_if_gpu or what_if_model)
         model = ModelStep(target, drafter, rows, block, requests, context)
         model_ceiling(
             model, gpu=gpu, peaks=peaks, measured=measured_peaks, rule=rule, as_json=as_json,
             output=output, force=force,
         )  # fmt: skip
     path = _required(profile)
-    asked = _Asked(lattices, nodes, tau, tau_best, step_times, gpu, peaks, measured_peaks, rule)
+    asked = _Asked(
+        lattices, nodes, tau, tau_best, step_times, gpu, peaks, measured_peaks, rule,
+        what_if_gpu, what_if_model,
+    )  # fmt: skip
     answer = _answer(path, asked, quiet=quiet, verbose=verbose)
-    inputs = [item for item in (path, lattices, peaks) if item is not None]
-    _finish(answer, inputs, as_json=as_json, output=output, force=force)
+    _finish(answer, (path, lattices, peaks), as_json=as_json, output=output, force=force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +197,8 @@ class _Asked:
     peaks: Path | None
     measured_peaks: bool
     rule: FloorRule
+    what_if_gpu: str | None
+    what_if_model: str | None
 
 
 def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingAnswer:
@@ -196,15 +211,39 @@ def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingA
     step = read_json_model(path, StepProfile)
     curve = None if asked.step_times is None else load_step_times(asked.step_times)
     peaks = prefer(peaks_for(step, gpu=asked.gpu, file=asked.peaks), measured=asked.measured_peaks)
-    return answer_ceiling(
+    answer = answer_ceiling(
         step, peaks, tau=_tau(asked.tau), tau_best=asked.tau_best, curve=curve, rule=asked.rule,
         oracle=asked.tau == _ORACLE,
         replayed=_replay(asked.lattices, asked.nodes, step, quiet=quiet, verbose=verbose),
     )  # fmt: skip
+    return replace(answer, what_if=_what_if(answer, asked))
 
 
-def _no_profile_beside(profile: Path | None) -> None:
+def _what_if(answer: CeilingAnswer, asked: _Asked) -> WhatIf | None:
+    if asked.what_if_gpu is None and asked.what_if_model is None:
+        return None
+    from specpilot_cli.ceiling.peaks import Peaks, load_gpu
+    from specpilot_cli.ceiling.what_if import what_if
+    from specpilot_cli.models.registry import load_model
+
+    gpu = None if asked.what_if_gpu is None else load_gpu(asked.what_if_gpu)
+    return what_if(
+        answer.profile, answer.ceiling,
+        peaks=None if gpu is None else Peaks(gpu.title, gpu.peaks, answer.ceiling.peaks.prefer),
+        target=None if asked.what_if_model is None else load_model(asked.what_if_model),
+    )  # fmt: skip
+
+
+def _alone(profile: Path | None, what_if: str | None) -> None:
+    """Refuse what floors without a profile have no use for."""
     from specpilot_cli.errors import InputError
+
+    if what_if is not None:
+        raise InputError(
+            "--what-if-gpu and --what-if-model change a profiled step",
+            where="--target",
+            hint="give a PROFILE, or name the other device or model with --gpu and --target",
+        )
 
     if profile is not None:
         raise InputError("PROFILE and --target exclude each other", hint="give one of them")
@@ -274,7 +313,7 @@ def _replay(
 
 def _finish(
     answer: CeilingAnswer,
-    inputs: Sequence[Path],
+    inputs: Sequence[Path | None],
     *,
     as_json: bool,
     output: Path | None,
@@ -282,66 +321,19 @@ def _finish(
 ) -> None:
     from specpilot_cli.ceiling.document import ceiling_document
     from specpilot_cli.report.ceiling_page import render_ceiling_page
+    from specpilot_cli.report.ceiling_text import print_answer
     from specpilot_cli.report.json_out import build_envelope
 
-    envelope = build_envelope("ceiling", ceiling_document(answer), inputs=inputs)
+    given = [item for item in inputs if item is not None]
+    envelope = build_envelope("ceiling", ceiling_document(answer), inputs=given)
     options.finish(
         envelope,
         as_json=as_json,
         output=output,
         force=force,
-        text=lambda: _print_answer(answer),
+        text=lambda: print_answer(answer),
         writers={".html": lambda: render_ceiling_page(answer, envelope)},
     )
-
-
-def _print_answer(answer: CeilingAnswer) -> None:
-    from specpilot_cli.ceiling.document import step_split
-    from specpilot_cli.report import adapters
-    from specpilot_cli.report.tables import Column, print_line, print_table
-
-    step, tokens = answer.profile, answer.tokens
-    drafter = "no drafter" if step.drafter is None else step.drafter.name
-    print_line(
-        f"{step.target.name} with {drafter}, {step.engine.name} {step.engine.version}, "
-        f"{step.device.name}, {step.dtype}, {step.mode}: {step.nodes} nodes, {step.rows} rows"
-    )
-    print_table(
-        ["factor", Column("ratio", "right"), "from"], adapters.factor_rows(answer.ceiling),
-        title=f"ceiling, {adapters.peaks_text(answer.ceiling, step.dtype)}",
-    )  # fmt: skip
-    right = [Column(title, "right") for title in adapters.CLASS_COLUMNS[1:5]]
-    print_table(
-        [adapters.CLASS_COLUMNS[0], *right, adapters.CLASS_COLUMNS[5],
-         Column(adapters.CLASS_COLUMNS[6], "right")],
-        adapters.class_rows(answer.ceiling), title="kernel classes of one step",
-    )  # fmt: skip
-    split = step_split(answer)
-    if split:
-        print_table(
-            ["part", Column("time", "right"), Column("of the step", "right")],
-            adapters.split_rows(split, answer.ceiling.t_step_s),
-            title=f"where the step goes (step time: {answer.step_time_source})",
-        )
-    if answer.curve is not None:
-        print_table(
-            [Column(title, "right") for title in adapters.SPEEDUP_COLUMNS],
-            adapters.speedup_rows(answer.speedups),
-            title=f"speedup over plain decoding at the step times of {answer.curve.name}",
-        )
-    if answer.measured is not None:
-        factors = answer.measured.factors
-        print_line(
-            f"with measured peaks: kernels {factors.kernel:.3f}×, ceiling {factors.product:.3f}× "
-            f"({adapters.peaks_text(answer.measured, step.dtype)})"
-        )
-    print_line(f"τ now: {tokens.tau_source}; best τ: {tokens.tau_best_source}")
-    for note in answer.advice.notes:
-        print_line(f"note: {note}")
-    for lever in adapters.lever_rows(answer.levers):
-        print_line(f"projected: {lever[0]}: {lever[1]}: {lever[2]}")
-    print_line(f"leading: {answer.advice.headline}")
-    print_line(f"next: {answer.advice.next_step}")
 
 
 def _finish_list(*, as_json: bool, output: Path | None, force: bool) -> None:

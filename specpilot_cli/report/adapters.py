@@ -12,6 +12,7 @@ from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
 from specpilot_cli.ceiling.levers import Lever
 from specpilot_cli.ceiling.speedup import SpeedupPoint
+from specpilot_cli.ceiling.what_if import WhatIf
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.report.figures.ceiling_factors import FactorsData
 from specpilot_cli.report.figures.mismatch_bars import MismatchBar, MismatchData
@@ -227,6 +228,31 @@ def _gain(lever: Lever) -> str:
         return f"up to {lever.high:.2f}×"
     same = f"{lever.low:.2f}" == f"{lever.high:.2f}"
     return f"{lever.high:.2f}×" if same else f"{lever.low:.2f}× – {lever.high:.2f}×"
+
+
+WHAT_IF_COLUMNS = ("kernel class", "here", "there, projected", "floor there")
+
+
+def what_if_rows(found: WhatIf) -> list[tuple[str, ...]]:
+    """One row of text per class and one for the step; see `WHAT_IF_COLUMNS`."""
+    rows = [
+        (
+            item.name,
+            format_seconds(item.measured_s),
+            format_seconds(item.projected_s),
+            "–" if item.floor_s is None else format_seconds(item.floor_s),
+        )
+        for item in found.classes
+    ]
+    return [*rows, ("step", format_seconds(found.here_s), format_seconds(found.t_step_s), "–")]
+
+
+def what_if_text(found: WhatIf) -> str:
+    """One sentence: where, how fast, and what it assumes."""
+    return (
+        f"{found.target} on {found.device}: {found.speedup:.2f}× as many steps a second "
+        f"(projected; {found.assumes})"
+    )
 
 
 def split_rows(split: Sequence[tuple[str, float]], t_step_s: float) -> list[tuple[str, ...]]:

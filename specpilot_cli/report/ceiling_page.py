@@ -56,6 +56,10 @@ def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
     levers = tuple(adapters.lever_rows(answer.levers))
     about = "Projections from this step's own times; nothing here was run."
     tables.append(ReportTable("What would change it", adapters.LEVER_COLUMNS, levers, about))
+    if answer.what_if is not None:
+        text = f"{adapters.what_if_text(answer.what_if)}."
+        moved = tuple(adapters.what_if_rows(answer.what_if))
+        tables.append(ReportTable("The step elsewhere", adapters.WHAT_IF_COLUMNS, moved, text))
     if answer.curve is not None:
         rows = tuple(adapters.speedup_rows(answer.speedups))
         title = f"Speedup over plain decoding at the step times of {answer.curve.name}"

@@ -220,3 +220,28 @@ def test_floors_of_a_model_need_a_device(specpilot: Run) -> None:
     }
     both = specpilot("ceiling", "step.json", "--target", "llama-3.1-8b", "--gpu", "h200")
     assert "exclude each other" in both.stderr
+
+
+def test_what_if_projects_the_step_on_another_gpu(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
+    found = _ceiling(specpilot, path, "--step-times", TIMES, "--what-if-gpu", "h100-sxm5")
+    there = found["what_if"]
+    assert there["basis"] == "projected"
+    seconds = {item["name"]: item for item in there["classes"]}
+    gemm = seconds["target_gemm"]  # bound by bytes: 4.8 TB/s here, 3.35 TB/s there
+    assert gemm["projected_s"] == pytest.approx(gemm["measured_s"] * 4.8 / 3.35, rel=1e-6)
+    grown = sum(item["projected_s"] - item["measured_s"] for item in there["classes"])
+    assert there["t_step_s"] == pytest.approx(0.020 + grown)
+    assert there["step_speedup_ratio"] == pytest.approx(0.020 / there["t_step_s"])
+    assert _ceiling(specpilot, path, "--step-times", TIMES)["what_if"] is None
+    done = specpilot("ceiling", "--target", "llama-3.1-8b", "--gpu", "h200", "--what-if-gpu", "l4")
+    assert done.returncode == 2
+    assert "--what-if" in done.stderr
+
+
+def test_peaks_of_another_device_are_pointed_out(specpilot: Run, made: dict[str, str]) -> None:
+    path = made["df8"]
+    mixed = _ceiling(specpilot, path, "--step-times", TIMES, "--gpu", "b200")["notes"]
+    assert any("ran on NVIDIA H200" in note and "--what-if-gpu" in note for note in mixed)
+    own = _ceiling(specpilot, path, "--step-times", TIMES, "--gpu", "h200")["notes"]
+    assert not any("ran on" in note for note in own)

@@ -11,6 +11,8 @@ its place at the heap's top, and all scratch memory is the caller's: a batch all
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from specpilot_kernels.trees._jit import native
@@ -19,6 +21,9 @@ from specpilot_kernels.trees.types import Float32, Float64, Int32, Int64
 #: Pop index of a node that the build did not reach: larger than any budget.
 NEVER = np.int32(np.iinfo(np.int32).max)
 _FIRST = np.float32(np.inf)  # "the value before the best one" when a scan starts
+# numba compiles a function once more for every literal that it is called with: these have types.
+_ZERO, _NONE = cast(int, np.int64(0)), cast(int, np.int64(-1))
+_FALSE = cast(bool, np.bool_(False))
 _OPENED_BITS = 32  # heap tie key = depth << 32 | order of opening
 _OPENED_MASK = (1 << _OPENED_BITS) - 1
 
@@ -124,16 +129,17 @@ def build(
 ) -> int:
     """Fill the outputs with the best-first tree and return how many nodes it has."""
     conditional = edge.shape[1] > 1
-    size, opened, built = 0, 0, 0
-    best = next_candidate(edge, 0, 0, _FIRST, -1) if n_nodes > 0 and depth_limit > 0 else -1
+    size, opened, built, best = 0, 0, 0, _NONE
+    if n_nodes > 0 and depth_limit > 0:
+        best = next_candidate(edge, _ZERO, _ZERO, _FIRST, _NONE)
     if best >= 0:
         opened_node[0, 0], opened_node[0, 1] = -1, best
-        size = _push(heap_score, heap_key, 0, np.float64(edge[0, 0, best]), 1 << _OPENED_BITS)
+        size = _push(heap_score, heap_key, _ZERO, np.float64(edge[0, 0, best]), 1 << _OPENED_BITS)
         opened = 1
     while size > 0:
         path, key = heap_score[0], heap_key[0]
         order, level = key & _OPENED_MASK, key >> _OPENED_BITS
-        above, chosen = opened_node[order, 0], opened_node[order, 1]
+        above, chosen = opened_node[order, 0], int(opened_node[order, 1])
         candidate[built], parent[built], depth[built] = chosen, above, level
         score[built] = path
         built += 1
@@ -151,7 +157,7 @@ def build(
             size = _drop_top(heap_score, heap_key, size)
         if level < depth_limit:
             row = chosen if conditional else 0
-            child = next_candidate(edge, level, row, _FIRST, -1)
+            child = next_candidate(edge, level, row, _FIRST, _NONE)
             if child >= 0:
                 value = path + np.float64(edge[level, row, child])
                 opened_node[opened, 0], opened_node[opened, 1] = built - 1, child
@@ -280,7 +286,7 @@ def _expand(
     level = entry[node, 2] if node >= 0 else 0
     base = path[node] if node >= 0 else 0.0
     row = entry[node, 0] if node >= 0 and edge.shape[1] > 1 else 0
-    last_value, last_index = _FIRST, -1
+    last_value, last_index = _FIRST, _NONE
     for _ in range(branch):
         chosen = next_candidate(edge, level, row, last_value, last_index)
         if chosen < 0:
@@ -335,19 +341,19 @@ def build_levels(
     """
     if n_nodes == 0 or depth_limit == 0:
         return 0
-    floor, has_floor = 0.0, False
+    floor, has_floor = 0.0, _FALSE
     best = np.empty(max(width, n_nodes), dtype=np.int64)
-    first, count = 0, _expand(edge, entry, path, 0, -1, branch, floor, has_floor)
+    first, count = _ZERO, _expand(edge, entry, path, _ZERO, _NONE, branch, floor, has_floor)
     for _ in range(1, depth_limit):
         if prune and count >= n_nodes:
-            kept = _keep_best(path, 0, count, n_nodes, best)
+            kept = _keep_best(path, _ZERO, count, n_nodes, best)
             floor, has_floor = path[best[kept - 1]], True
         kept, first = _keep_best(path, first, count, width, best), count
         for node in best[:kept]:
             count = _expand(edge, entry, path, count, node, branch, floor, has_floor)
         if count == first:
             break
-    kept = _keep_best(path, 0, count, n_nodes, best)
+    kept = _keep_best(path, _ZERO, count, n_nodes, best)
     for place in range(kept):
         node = best[place]
         renamed[node] = place

@@ -7,7 +7,7 @@ import pytest
 from specpilot_cli.ceiling.factors import measure_ceiling
 from specpilot_cli.ceiling.levers import find_levers, w12_saving_s
 from specpilot_cli.ceiling.peaks import Peaks
-from specpilot_cli.ceiling.speedup import TauPoint
+from specpilot_cli.ceiling.speedup import TauPoint, speedup_at, speedup_curve
 
 RATIO = 12.02 / 16
 
@@ -84,3 +84,51 @@ def test_the_largest_gain_stands_first_and_the_unknown_last(make_profile, kernel
     gains = [lever.high or 0 for lever in levers]
     assert gains == sorted(gains, reverse=True)
     assert not levers[-1].known
+
+
+def test_the_node_budget_gains_what_tau_over_c_gains(make_profile, kernel, round_rates, make_curve):
+    profile = _chain(make_profile, kernel)
+    curve = make_curve([(8, 0.012), (17, 0.015), (33, 0.030)])
+    trees = [TauPoint(16, 6.0), TauPoint(32, 6.5)]
+    ceiling = measure_ceiling(profile, Peaks("t", round_rates))
+    now = speedup_at(curve, 7, tau=4.0)
+    found = find_levers(
+        profile, ceiling, tau=4.0, curve=curve, trees=trees,
+        speedups=speedup_curve(trees, curve), now=now,
+    )  # fmt: skip
+    budget = next(lever for lever in found if lever.name == "node budget")
+    assert budget.low == budget.high == pytest.approx(6 / 15 * 12 / 4)
+    assert "7 → 16 nodes" in budget.arithmetic
+    levers, _ = _levers(profile, round_rates)
+    assert not levers["node budget"].known
+    assert "--step-times" in levers["node budget"].arithmetic
+
+
+def test_recurrent_layers_gain_down_to_their_floor(make_profile, kernel, round_rates):
+    # 0.45e9 bytes at 0.9 TB/s are 0.5 of the 2 ms.
+    classes = [kernel("target_gemm", 0.006, 2.7e9, 1e9), kernel("recurrent", 0.002, 0.45e9, 1e9)]
+    levers, _ = _levers(make_profile(classes=classes), round_rates)
+    found = levers["WY verify of recurrent layers"]
+    assert found.low is None
+    assert found.high == pytest.approx(12 / 10.5)
+    plain = make_profile(classes=classes, mode="ar", nodes=0, rows=1)
+    levers, _ = _levers(plain, round_rates)
+    assert not levers["WY verify of recurrent layers"].known
+    levers, _ = _levers(_chain(make_profile, kernel), round_rates)
+    assert "no recurrent layers" in levers["WY verify of recurrent layers"].arithmetic
+
+
+def test_a_certified_head_may_gain_or_lose(make_profile, kernel, round_rates):
+    levers, _ = _levers(_chain(make_profile, kernel), round_rates)
+    head = levers["certified head"]
+    assert head.high == pytest.approx(12 / (11 + 482 / 878))
+    assert head.low == pytest.approx(12 / (11 + 2598 / 1750))
+    coded, _ = _levers(_chain(make_profile, kernel, weights="w12"), round_rates)
+    assert not coded["certified head"].known
+
+
+def test_a_certified_head_never_beats_its_arithmetic(make_profile, kernel, round_rates):
+    # 4.8e10 FLOP at 60 TFLOP/s are 0.8 of the 1 ms; its bytes take 0.9 ms.
+    classes = [kernel("target_gemm", 0.008, 2.7e9, 1e9), kernel("head", 0.001, 0.81e9, 4.8e10)]
+    levers, _ = _levers(make_profile(classes=classes), round_rates)
+    assert levers["certified head"].high == pytest.approx(12 / 11.8)
