@@ -19,6 +19,7 @@ from specpilot_cli.doctor.cuda_driver import cuda_devices
 from specpilot_cli.schema.prompts import Prompt
 
 _NO_DEVICE = "no CUDA device"
+_NOT_ASKED = "long: runs with --extended"
 _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 
 # A shell without job control starts background jobs with SIGINT ignored, and every child inherits
@@ -27,8 +28,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--extended`: the long tests, too, for which CI has no time."""
+    parser.addoption("--extended", action="store_true", help="run the tests marked `extended`, too")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` on a machine without a device."""
+    """Skip `gpu` tests on a machine without a device, and `extended` ones unless asked for."""
+    if not config.getoption("--extended"):
+        for item in items:
+            if item.get_closest_marker("extended"):
+                item.add_marker(pytest.mark.skip(reason=_NOT_ASKED))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not cuda_devices():
         for item in marked:
@@ -36,10 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Count the skipped GPU tests, so that a green run cannot hide them."""
-    skipped = [r for r in terminalreporter.getreports("skipped") if _NO_DEVICE in str(r.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} GPU tests did not run: {_NO_DEVICE}")
+    """Count what was skipped, so that a green run cannot hide it."""
+    reports = [str(r.longrepr) for r in terminalreporter.getreports("skipped")]
+    for kind, reason in (("GPU", _NO_DEVICE), ("extended", _NOT_ASKED)):
+        count = sum(reason in text for text in reports)
+        if count:
+            terminalreporter.write_line(f"{count} {kind} tests did not run: {reason}")
 
 
 @pytest.fixture(autouse=True, scope="session")

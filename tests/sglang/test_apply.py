@@ -13,7 +13,7 @@ import yaml
 from tests.sglang.cpu_engine.models import BLOCK, LAYERS, TinyPair
 from tests.sglang.cpu_engine.server import ARGUMENTS, ENVIRONMENT, PYTHON, left_over
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 
 @pytest.fixture

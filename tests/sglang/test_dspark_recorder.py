@@ -21,7 +21,7 @@ from specpilot_cli.schema.prompts import Prompt
 from tests.sglang.cpu_engine.models import BLOCK, TinyPair, build_dspark_drafter
 from tests.sglang.cpu_engine.server import CpuServer, start_together
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 PROMPTS = [
     Prompt(request_id=f"r{number}", benchmark="tiny", text=text, max_new_tokens=32)

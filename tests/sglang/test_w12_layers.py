@@ -13,7 +13,7 @@ import pytest
 from tests.sglang.cpu_engine.models import TinyPair
 from tests.sglang.cpu_engine.server import PYTHON
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 PROGRAM = Path(__file__).with_name("w12_layers.py")
 SITE = PROGRAM.parent / "cpu_engine/site"
