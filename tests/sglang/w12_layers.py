@@ -174,9 +174,7 @@ def compare_networks() -> dict[str, Any]:
             same["fused"].append(ours.w12_fusion.is_active and ours.in_proj_ba.weight is None)
             for rows in (1, 7, 2000):
                 x = ordinary(rows, HIDDEN, 6)
-                pairs = zip(
-                    stock._forward_input_proj(x), ours._forward_input_proj(x), strict=True
-                )
+                pairs = zip(stock._forward_input_proj(x), ours._forward_input_proj(x), strict=True)
                 same["same_product"] += [torch.equal(*pair) for pair in pairs]
             for name in ("in_proj_qkvz", "in_proj_ba"):
                 weight = getattr(ours, name).w12_product.to_bf16().view(torch.int16)
