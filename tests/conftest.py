@@ -22,6 +22,10 @@ _NO_DEVICE = "no CUDA device"
 _NOT_ASKED = "long: runs with --extended"
 _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 
+# Read once, when huggingface_hub is imported, which can be while tests are collected. Asking a Hub
+# that cannot be reached takes it half a minute.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 # A shell without job control starts background jobs with SIGINT ignored, and every child inherits
 # that: the tests of interruption would then test the shell.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -68,7 +72,6 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv(variable, str(home / name))
     for variable in [name for name in os.environ if name.startswith("SPECPILOT_")]:
         patch.delenv(variable)
-    patch.setenv("HF_HUB_OFFLINE", "1")
     patch.setenv("NO_COLOR", "1")
     yield
     patch.undo()
