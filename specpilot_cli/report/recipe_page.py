@@ -24,7 +24,6 @@ from specpilot_cli.report.html import (
     InputHash,
     KeyFigure,
     MethodNote,
-    Outcome,
     ReportData,
     Verdict,
     environment_rows,
@@ -33,16 +32,9 @@ from specpilot_cli.report.html import (
 from specpilot_cli.report.paired_bench_tables import forest_data, interval_text, noise_text
 from specpilot_cli.report.recipe_tables import recipe_tables
 from specpilot_cli.report.recipe_text import over_ar, verdict_sentence
-from specpilot_cli.report.recipe_words import fault_text, projection_notes, system_names
+from specpilot_cli.report.recipe_words import OUTCOMES, fault_text, projection_notes, system_names
 from specpilot_cli.schema.result import Envelope
 from specpilot_cli.units import format_percent
-
-_OUTCOMES: dict[str, Outcome] = {
-    "promote": "yes",
-    "no": "no",
-    "reject": "no",
-    "invalid": "invalid",
-}
 
 _METHOD = (
     MethodNote(
@@ -81,7 +73,7 @@ def render_recipe_page(result: RecipeResult, envelope: Envelope) -> str:
             title=recipe.title,
             verdict=Verdict(
                 result.verdict,
-                _OUTCOMES[result.verdict],
+                OUTCOMES[result.verdict],
                 f"{sentence(verdict_sentence(result))}.",
                 tuple(_reasons(result)),
             ),

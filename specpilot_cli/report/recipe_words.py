@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from specpilot_cli.apply.reference.measure import Projection
 from specpilot_cli.apply.reference.run import RecipeResult
 from specpilot_cli.apply.reference.systems import SystemPlan
 from specpilot_cli.engines.reference.spec import LogitFault
 from specpilot_cli.report.paired_bench_tables import SystemNames
+
+if TYPE_CHECKING:
+    from specpilot_cli.report.html import Outcome
+
+# What a page makes of a run's verdict, on either engine.
+OUTCOMES: dict[str, Outcome] = {
+    "promote": "yes",
+    "no": "no",
+    "reject": "no",
+    "invalid": "invalid",
+}
 
 
 def system_names(result: RecipeResult) -> SystemNames:

@@ -16,7 +16,6 @@ from specpilot_cli.report.html import (
     InputHash,
     KeyFigure,
     MethodNote,
-    Outcome,
     ReportData,
     ReportTable,
     Verdict,
@@ -34,17 +33,12 @@ from specpilot_cli.report.paired_bench_tables import (
     system_table,
 )
 from specpilot_cli.report.recipe_tables import audit_tables
+from specpilot_cli.report.recipe_words import OUTCOMES
 from specpilot_cli.report.sglang_text import SENTENCES, kv_growth, running_row
 from specpilot_cli.schema.result import Envelope
 from specpilot_cli.units import format_bytes, format_percent
 
 NAMES = SystemNames("stock", "tuned", "plain")
-_OUTCOMES: dict[str, Outcome] = {
-    "promote": "yes",
-    "no": "no",
-    "reject": "no",
-    "invalid": "invalid",
-}
 _METHOD = (
     MethodNote(
         "Servers",
@@ -96,7 +90,7 @@ def _verdict(result: SglangResult) -> Verdict:
         return Verdict("not judged", "none", text, result.reasons)
     reasons = () if verdict == "promote" else tuple(dict.fromkeys(result.reasons))
     return Verdict(
-        verdict, _OUTCOMES[verdict], f"{sentence(SENTENCES[verdict])}.",
+        verdict, OUTCOMES[verdict], f"{sentence(SENTENCES[verdict])}.",
         tuple(NAMES.in_words(reason) for reason in reasons),
     )  # fmt: skip
 

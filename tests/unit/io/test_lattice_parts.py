@@ -42,6 +42,16 @@ def all_kept(rec: LatticeRecording) -> Any:
     return np.ones(rec.candidate_ids.shape, dtype=np.bool_)
 
 
+def written(folder: Path, rec: LatticeRecording, *, packed: bool) -> Path:
+    """The recording in a new file, whole or packed."""
+    path = folder / "lattice.safetensors"
+    if packed:
+        write_packed_lattice(path, rec, all_kept(rec), PACKING)
+    else:
+        write_lattice(path, rec)
+    return path
+
+
 def test_parts_are_whole_requests_and_together_the_recording(
     recording: LatticeRecording, tmp_path: Path
 ) -> None:
@@ -72,11 +82,7 @@ def test_parts_are_whole_requests_and_together_the_recording(
 def test_one_flipped_bit_names_file_and_request(
     recording: LatticeRecording, tmp_path: Path, packed: bool
 ) -> None:
-    path = tmp_path / "lattice.safetensors"
-    if packed:
-        write_packed_lattice(path, recording, all_kept(recording), PACKING)
-    else:
-        write_lattice(path, recording)
+    path = written(tmp_path, recording, packed=packed)
     with SafetensorsFile(path) as file:
         info = file.info("edge_rows" if packed else "unary")
     whole = bytearray(path.read_bytes())
@@ -114,11 +120,7 @@ def test_a_wrong_hash_in_the_metadata_is_refused(
 def test_every_truncation_is_refused_by_name(
     recording: LatticeRecording, tmp_path: Path, packed: bool
 ) -> None:
-    path = tmp_path / "lattice.safetensors"
-    if packed:
-        write_packed_lattice(path, recording, all_kept(recording), PACKING)
-    else:
-        write_lattice(path, recording)
+    path = written(tmp_path, recording, packed=packed)
     whole = path.read_bytes()
     for keep in (0, 7, 100, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:keep])
