@@ -84,10 +84,11 @@ def gpu(emulated_gpu: EmulatedGpu, monkeypatch: pytest.MonkeyPatch) -> EmulatedG
 
 @dataclass(frozen=True)
 class Verified:
-    """What verify gave: outputs bfloat16 [requests, R, Hv, V], and the record."""
+    """What verify gave: outputs bfloat16 [requests, R, Hv, V], the record, and its queries."""
 
     out: Tensor
     record: ReplayRecord
+    queries: conv.Queries
 
 
 def verify(case: Case, method: str) -> Verified:
@@ -105,4 +106,4 @@ def verify(case: Case, method: str) -> Verified:
     )  # fmt: skip
     kernel = wy.wy if method == "wy" else path_kernel.path
     kernel(queries, record, case.states, case.slot, case.trees, out, case.shape)
-    return Verified(out.view(requests, rows, *out.shape[1:]), record)
+    return Verified(out.view(requests, rows, *out.shape[1:]), record, queries)
