@@ -97,7 +97,8 @@ class GdnCommit:
                 rows = path[request, : int(n_accepted[request]) + 1].tolist()
                 one = slice(request, request + 1)
                 x = recorded(r.kv[one], r.g[one], r.beta[one], self.shape)
-                pool[place] = gdn_reference.replay(x, pool[one.start : one.stop] * 0 + pool[place], rows)[0]
+                state = pool[place].unsqueeze(0)
+                pool[place] = gdn_reference.replay(x, state, rows)[0]
                 windows[place] = gdn_reference.next_window(windows[place], r.mixed[request], rows)
 
 

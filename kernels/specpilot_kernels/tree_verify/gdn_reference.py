@@ -70,6 +70,12 @@ def gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor,
     return -a_log.exp() * softplus, 1 / (1 + (-b.to(a_log.dtype)).exp())
 
 
+def inverse_norms(x: Tensor, shape: GdnShape) -> Tensor:
+    """1 / |x| of each head of x [B, R, keys]: [B, R, Hk]."""
+    heads = x.reshape(*x.shape[:-1], shape.key_heads, shape.key_dim)
+    return 1 / (heads.square().sum(-1) + L2_EPS).sqrt()
+
+
 def prepare(convolved: Tensor, g: Tensor, beta: Tensor, shape: GdnShape, parent: Tensor) -> Inputs:
     """Split rows [B, R, C] into heads in the dtype of `g` [B, R, Hv], and normalise.
 
@@ -77,12 +83,14 @@ def prepare(convolved: Tensor, g: Tensor, beta: Tensor, shape: GdnShape, parent:
     """
     used = (parent != UNUSED_PARENT).to(g.dtype).unsqueeze(-1)
     convolved = torch.where(used.bool(), convolved, torch.zeros_like(convolved)).to(g.dtype)
-    q, k, v = convolved.split([shape.keys, shape.keys, shape.values], dim=-1)
-    q, k = (x.unflatten(-1, (shape.key_heads, shape.key_dim)) for x in (q, k))
-    q, k = (x / (x.square().sum(-1, keepdim=True) + L2_EPS).sqrt() for x in (q, k))
+    q, k, v = torch.split(convolved, [shape.keys, shape.keys, shape.values], dim=-1)
+    lead = convolved.shape[:2]
+    scales = (inverse_norms(x, shape).unsqueeze(-1) for x in (q, k))
+    heads = (x.reshape(*lead, shape.key_heads, shape.key_dim) for x in (q, k))
+    q, k = (x * scale for x, scale in zip(heads, scales, strict=True))
     repeats = shape.value_heads // shape.key_heads
     q, k = (x.repeat_interleave(repeats, dim=2).transpose(1, 2) for x in (q, k))
-    v = v.unflatten(-1, (shape.value_heads, shape.value_dim)).transpose(1, 2)
+    v = v.reshape(*lead, shape.value_heads, shape.value_dim).transpose(1, 2)
     g, beta = (torch.where(used.bool(), x, torch.zeros_like(x)) for x in (g, beta))
     return Inputs(q * shape.key_dim**-0.5, k, v, g.transpose(1, 2), beta.transpose(1, 2))
 
@@ -97,7 +105,7 @@ def advance(x: Inputs, row: int, state: Tensor) -> Tensor:
 
 def path(x: Inputs, state: Tensor, parent: Tensor) -> Tensor:
     """Outputs [B, Hv, R, V] row by row, each from its parent's state; keeps a state per row."""
-    outputs, states = [], [state.unsqueeze(0).expand(1, *state.shape)[0]]
+    outputs, states = [], [state]
     batch = torch.arange(state.shape[0], device=state.device)
     for row in range(parent.shape[1]):
         from_state = torch.stack(states)[(parent[:, row].long() + 1).clamp(min=0), batch]
@@ -121,7 +129,9 @@ def decays(g: Tensor, parent: Tensor) -> tuple[Tensor, Tensor]:
         above = parent[:, row].long()
         inside = (above >= 0)[:, None]
         from_parent = decay[every, :, above.clamp(min=0)] * inside[..., None]
-        before = torch.where(inside, gamma[every, :, above.clamp(min=0)], torch.ones_like(g[:, :, 0]))
+        before = torch.where(
+            inside, gamma[every, :, above.clamp(min=0)], torch.ones_like(g[:, :, 0])
+        )
         decay[:, :, row] = alpha[:, :, row, None] * from_parent
         decay[:, :, row, row] = 1
         gamma[:, :, row] = alpha[:, :, row] * before

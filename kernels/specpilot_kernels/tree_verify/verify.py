@@ -19,7 +19,12 @@ from specpilot_kernels.tree_verify import checks, conv, gdn_reference, modules
 from specpilot_kernels.tree_verify import path as path_kernel
 from specpilot_kernels.tree_verify import wy as wy_kernel
 from specpilot_kernels.tree_verify.conv import LayerWeights
-from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord, Trees
+from specpilot_kernels.tree_verify.records import (
+    UNUSED_PARENT,
+    GdnShape,
+    ReplayRecord,
+    Trees,
+)
 
 Method = Literal["auto", "wy", "path"]
 
@@ -70,7 +75,9 @@ def gdn_tree_verify(
         return out
     if not mixed.is_cuda:
         return out.copy_(
-            _on_host(mixed, a, b, weights, state_pool, conv_pool, slot, trees, record, chosen)
+            _on_host(
+                mixed, a, b, weights, state_pool, conv_pool, slot, trees, record, shape, chosen
+            )
         )
     checks.check_kernel(shape, mixed, state_pool, weights.conv_weight, out)
     with torch.cuda.device(mixed.device):
@@ -104,31 +111,26 @@ def _method(method: Method, rows: int) -> Literal["wy", "path"]:
 
 def _on_host(
     mixed: Tensor, a: Tensor, b: Tensor, weights: LayerWeights, state_pool: Tensor,
-    conv_pool: Tensor, slot: Tensor, trees: Trees, record: ReplayRecord,
+    conv_pool: Tensor, slot: Tensor, trees: Trees, record: ReplayRecord, shape: GdnShape,
     method: Literal["wy", "path"],
 ) -> Tensor:  # fmt: skip
     """The reference, in float32; fills the record as the kernels do."""
-    shape = checks.shape_of(state_pool, conv_pool)
     requests, rows = trees.parent.shape
     served = (slot >= 0) & (slot < state_pool.shape[0])
-    parent = torch.where(served[:, None], trees.parent, -2)
+    parent = torch.where(served[:, None], trees.parent, UNUSED_PARENT)
+    used = (parent != UNUSED_PARENT).unsqueeze(-1)
     place = slot.clamp(0, state_pool.shape[0] - 1)
-    rows_of = mixed.view(requests, rows, -1)
+    mixed, a, b = (x.view(requests, rows, -1) for x in (mixed, a, b))
     convolved = gdn_reference.convolve(
-        rows_of, weights.conv_weight, weights.conv_bias, conv_pool[place], trees.tap
+        mixed, weights.conv_weight, weights.conv_bias, conv_pool[place], trees.tap
     )
-    g, beta = gdn_reference.gates(
-        a.view(requests, rows, -1), b.view(requests, rows, -1), weights.a_log, weights.dt_bias
-    )
-    x = gdn_reference.prepare(convolved, g, beta, shape, parent)
-    used = (parent != -2).unsqueeze(-1)
+    g, beta = gdn_reference.gates(a, b, weights.a_log, weights.dt_bias)
+    convolved, g, beta = (torch.where(used, x, 0) for x in (convolved, g, beta))
+    keys = convolved[..., shape.keys : 2 * shape.keys].float()
     own = slice(0, requests)
-    record.kv[own] = torch.where(used, convolved[..., shape.keys :], 0)
-    keys = convolved[..., shape.keys : 2 * shape.keys].unflatten(-1, (shape.key_heads, -1)).float()
-    norm = (keys.square().sum(-1) + gdn_reference.L2_EPS).sqrt()
-    record.k_scale[own] = torch.where(used, 1 / norm, 0)
-    record.g[own], record.beta[own] = torch.where(used, g, 0), torch.where(used, beta, 0)
-    record.mixed[own] = rows_of
+    record.kv[own], record.mixed[own] = convolved[..., shape.keys :], mixed
+    record.g[own], record.beta[own] = g, beta
+    record.k_scale[own] = torch.where(used, gdn_reference.inverse_norms(keys, shape), 0)
+    x = gdn_reference.prepare(convolved, g, beta, shape, parent)
     form = gdn_reference.wy if method == "wy" else gdn_reference.path
-    out = form(x, state_pool[place], parent)
-    return out.transpose(1, 2).reshape(requests * rows, shape.value_heads, shape.value_dim).bfloat16()
+    return form(x, state_pool[place], parent).transpose(1, 2).flatten(0, 1)

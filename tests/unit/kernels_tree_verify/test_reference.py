@@ -51,8 +51,8 @@ def test_near_equal_keys_need_substitution() -> None:
     rows = 64
     x, state = inputs(make([chain(rows)], shape=SHAPE, kind="near-equal keys"), torch.float32)
     parent = torch.tensor([chain(rows)])
-    expected = gdn_reference.path(*inputs(
-        make([chain(rows)], shape=SHAPE, kind="near-equal keys"), torch.float64), parent)  # fmt: skip
+    exactly = inputs(make([chain(rows)], shape=SHAPE, kind="near-equal keys"), torch.float64)
+    expected = gdn_reference.path(*exactly, parent)
     _, decay = gdn_reference.decays(x.g, parent)
     system = (x.beta.unsqueeze(-1) * decay * (x.k @ x.k.transpose(-1, -2))).tril(-1)
     power, largest = system, 0.0
