@@ -139,16 +139,23 @@ def check_path(path: Tensor, n_accepted: Tensor, requests: int) -> None:
     _int32("n_accepted", n_accepted, (requests,))
 
 
-def check_kernel(shape: GdnShape, *tensors: Tensor) -> None:
-    """ValueError if no kernel exists for these heads, or a tensor is not 16-byte aligned."""
+def check_kernel(shape: GdnShape, *pitched: Tensor, others: tuple[Tensor, ...] = ()) -> None:
+    """ValueError if no kernel exists for these heads, or it could not load 16 bytes at once.
+
+    pitched: tensors whose first dimension is strided, too.
+    """
     _require(
         shape.key_dim == shape.value_dim and shape.key_dim in HEAD_DIMS,
         f"kernels exist for heads of {' or '.join(map(str, HEAD_DIMS))} squared, "
         f"not {shape.value_dim} x {shape.key_dim}",
     )
-    for tensor in tensors:
-        aligned = tensor.data_ptr() % 16 == 0 and tensor.stride(0) * tensor.element_size() % 16 == 0
-        _require(aligned, f"a tensor of shape {list(tensor.shape)} is not 16-byte aligned")
+    steps = [(t, t.data_ptr() | t.stride(0) * t.element_size()) for t in pitched]
+    for tensor, step in [*steps, *((t, t.data_ptr()) for t in others)]:
+        _require(
+            step % 16 == 0,
+            f"{tensor.dtype} {list(tensor.shape)} must have 16-byte aligned rows, "
+            f"not {_say(tensor)}",
+        )
 
 
 def _int32(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -79,7 +79,7 @@ def gdn_tree_verify(
                 mixed, a, b, weights, state_pool, conv_pool, slot, trees, record, shape, chosen
             )
         )
-    checks.check_kernel(shape, mixed, state_pool, weights.conv_weight, out)
+    checks.check_kernel(shape, mixed, state_pool, others=(weights.conv_weight, out))
     with torch.cuda.device(mixed.device):
         queries = conv.prepare_rows(
             mixed, a, b, weights, conv_pool, slot, trees, record, shape, dependent=dependent

@@ -18,7 +18,7 @@
 //   5 add up    o, four rows of a column per thread and turn
 //
 // Powers of A are never formed: they overflow when keys repeat. Phases 4 and 5 are plain float32.
-// A state with elements of 2^127 or more, or that are not finite, is multiplied without splitting.
+// A state with elements of 2^60 or more, or that are not finite, is multiplied without splitting.
 //
 // Compile-time: KDIM, VDIM, ROWS, BLOCKS_PER_SM.
 
@@ -101,9 +101,9 @@ __device__ __forceinline__ void load_factors(const Params& p, const Place& place
     const bool live = row < p.rows && p.parent[at] != kUnused;
     const i64 head = at * p.value_heads + place.head, key = at * p.key_heads + place.key_head;
     s.nodes[row] = live ? Node{exponential(p.g[head]), p.parent[at]} : Node{0.f, kUnused};
-    s.factors[row] = live ? Factors{p.beta[head], 0.f, 0.f, p.k_scale[key],
-                                    __fmul_rn(p.q_scale[key], p.scale)}
-                          : Factors{0.f, 0.f, 0.f, 0.f, 0.f};
+    s.factors[row] = live ? Factors{p.beta[head], p.k_scale[key],
+                                    __fmul_rn(p.q_scale[key], p.scale), 0.f, 0.f, 0.f}
+                          : Factors{0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
   }
 }
 
@@ -122,22 +122,27 @@ __device__ __forceinline__ void walk(Shared& s, int row) {
     s.system[j][row] = s.weights[j][row] = decay;
   }
   Factors& own = s.factors[row];
-  own.gamma = __fmul_rn(decay, own.k_scale);
-  own.query_gamma = __fmul_rn(decay, own.q_scale);
+  own.decay = decay;
+  own.k_decay = __fmul_rn(decay, own.k_scale);
+  own.q_decay = __fmul_rn(decay, own.q_scale);
 }
 
-__device__ __forceinline__ void multiply(const float* state, const u16 (*rows)[kKeyPitch],
+// Whether the products have the scales of keys or queries in them.
+__device__ __forceinline__ bool multiply(const Shared& s, const float* state, bool of_queries,
                                          StateTile& tile, Products& products) {
-  if (__any_sync(~0u, cannot_split(tile)))
-    multiply_state_plainly(state, rows, products);
+  const bool plainly = __any_sync(~0u, cannot_split(tile));
+  if (plainly)
+    multiply_state_plainly(s, state, of_queries, products);
   else
-    multiply_state(tile, rows, products);
+    multiply_state(tile, of_queries ? s.queries : s.keys, products);
+  return plainly;
 }
 
 // ---- 3: combine --------------------------------------------------------------------------------
 
 // Right sides, from products with keys, or first parts of the outputs, from products with queries.
-__device__ __forceinline__ void combine(Shared& s, const Products& p, int first, bool of_queries) {
+__device__ __forceinline__ void combine(Shared& s, const Products& p, bool scaled, int first,
+                                        bool of_queries) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < ROWS / 8; ++n)
@@ -145,11 +150,12 @@ __device__ __forceinline__ void combine(Shared& s, const Products& p, int first,
     for (int e = 0; e < 4; ++e) {
       const int row = 8 * n + lane % 4 * 2 + e % 2, column = first + lane / 4 + 8 * (e / 2);
       const Factors& own = s.factors[row];
+      const float decay = scaled ? own.decay : of_queries ? own.q_decay : own.k_decay;
       if (of_queries)
-        s.out[row][column] = __fmul_rn(own.query_gamma, p.d[n][e]);
+        s.out[row][column] = __fmul_rn(decay, p.d[n][e]);
       else
         s.right[row][column] =
-            __fmul_rn(own.beta, __fmaf_rn(-own.gamma, p.d[n][e], from_bf16(s.values[row][column])));
+            __fmul_rn(own.beta, __fmaf_rn(-decay, p.d[n][e], from_bf16(s.values[row][column])));
     }
 }
 
@@ -271,14 +277,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   __syncthreads();
 
   Products products;
+  bool scaled = false;
   if (works)
-    multiply(state, of_queries ? s.queries : s.keys, tile, products);
+    scaled = multiply(s, state, of_queries, tile, products);
   else
     for (int row = threadIdx.x - kWorkers; row < ROWS; row += kWalkers) walk(s, row);
   __syncthreads();
 
   if (works) {
-    combine(s, products, first, of_queries);
+    combine(s, products, scaled, first, of_queries);
     fill_tables(s);
   }
   __syncthreads();

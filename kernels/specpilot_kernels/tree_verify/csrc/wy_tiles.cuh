@@ -27,9 +27,9 @@ struct Node {
 // Factors of a row.
 struct Factors {
   float beta;
-  float gamma;           // decay from the committed state, times 1 / |k|
-  float query_gamma;     // the same times the query's scale instead
-  float k_scale, q_scale;
+  float k_scale, q_scale;  // 1 / |k|, KDIM^-1/2 / |q|
+  float decay;             // from the committed state
+  float k_decay, q_decay;  // the same times the scale
 };
 
 // `system` and `weights` are transposed, [column j][row i], so that four rows are one access.
@@ -64,7 +64,8 @@ __device__ __forceinline__ void load_state(const float* from, StateTile& s) {
           from + (lane / 4 + 8 * half) * KDIM + 16 * step + 4 * (lane % 4));
 }
 
-// Whether any element is not finite or at least 2^127, where a rounded part could overflow.
+// Whether any element is not finite or at least 2^60. Products with keys whose norms are not yet
+// taken off could overflow, and from 2^127 on a rounded part could.
 __device__ __forceinline__ bool cannot_split(const StateTile& s) {
   u32 most = 0;
   const auto see = [&](float x) { most = max(most, __float_as_uint(x) & 0x7FFFFFFF); };
@@ -75,7 +76,7 @@ __device__ __forceinline__ bool cannot_split(const StateTile& s) {
       const float4& x = s.part[step][half];
       see(x.x), see(x.y), see(x.z), see(x.w);
     }
-  return most >= 0x7F000000;
+  return most >= 0x5D800000;
 }
 
 // Take the leading bfloat16 off two floats and leave the rest; exact.
@@ -127,9 +128,9 @@ __device__ __forceinline__ void multiply_state(StateTile& s, const u16 (*rows)[k
   }
 }
 
-// The same without splitting, for states that cannot be; slow.
-__device__ __forceinline__ void multiply_state_plainly(const float* state,
-                                                       const u16 (*rows)[kKeyPitch], Products& p) {
+// S0^T times the rows' keys or queries with their scales, for states that cannot be split; slow.
+__device__ __forceinline__ void multiply_state_plainly(const Shared& s, const float* state,
+                                                       bool of_queries, Products& p) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < ROWS / 8; ++n)
@@ -137,12 +138,16 @@ __device__ __forceinline__ void multiply_state_plainly(const float* state,
     for (int i = 0; i < 4; ++i) p.d[n][i] = 0.f;
 #pragma unroll 1
   for (int k = 0; k < KDIM; ++k) {
-    const float s[2] = {state[lane / 4 * KDIM + k], state[(lane / 4 + 8) * KDIM + k]};
+    const float of_state[2] = {state[lane / 4 * KDIM + k], state[(lane / 4 + 8) * KDIM + k]};
 #pragma unroll
     for (int n = 0; n < ROWS / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        p.d[n][i] = __fmaf_rn(s[i / 2], from_bf16(rows[8 * n + lane % 4 * 2 + i % 2][k]), p.d[n][i]);
+      for (int i = 0; i < 4; ++i) {
+        const int row = 8 * n + lane % 4 * 2 + i % 2;
+        const float scale = of_queries ? s.factors[row].q_scale : s.factors[row].k_scale;
+        const u16 element = of_queries ? s.queries[row][k] : s.keys[row][k];
+        p.d[n][i] = __fmaf_rn(of_state[i / 2], __fmul_rn(scale, from_bf16(element)), p.d[n][i]);
+      }
   }
 }
 
