@@ -59,5 +59,4 @@ def all_modules() -> tuple[KernelModule, ...]:
     from specpilot_kernels.w12 import modules as w12
 
     gemm = (*w12.gemm_sm90_modules(), *w12.gemm_mma_modules())
-    small = (chained.NORM, *chained.ACT_AND_MUL.values())
-    return (w12.ENCODER, w12.DECODER, *gemm, *small, probe.STREAM_READ)
+    return (w12.ENCODER, w12.DECODER, *gemm, *chained.all_modules(), probe.STREAM_READ)

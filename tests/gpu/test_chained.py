@@ -9,7 +9,7 @@ import torch
 from w12_cases import exact
 
 from specpilot_kernels.chained import ops, reference
-from specpilot_kernels.chained.modules import ACT_AND_MUL
+from specpilot_kernels.chained.modules import ACT_AND_MUL, GATED_NORM
 from specpilot_kernels.w12 import gemm
 
 pytestmark = pytest.mark.gpu
@@ -54,6 +54,16 @@ def test_activations_are_the_references(activation: Any, number: int, cols: int)
     x = rows(number, 2 * cols, scale=4)
     made = ops.act_and_mul(x, activation)
     assert steps_apart(made, reference.act_and_mul(x, activation)) <= 1
+
+
+@pytest.mark.parametrize("gate", GATED_NORM)
+@pytest.mark.parametrize("number", [1, 48, 47 * 48])
+def test_gated_norms_are_the_references_within_a_step(gate: Any, number: int) -> None:
+    ops.warm()
+    wide, weight = rows(number, 384), rows(1, 128, seed=2)[0]
+    x, z = wide[:, 8:136], wide[:, 256:]
+    made = ops.gated_rms_norm(x, z, weight, 1e-6, gate)
+    assert steps_apart(made, reference.gated_rms_norm(x, z, weight, 1e-6, gate)) <= 1
 
 
 def test_not_a_number_stays_one_and_infinity_too() -> None:

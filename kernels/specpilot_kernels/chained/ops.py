@@ -1,4 +1,4 @@
-"""The norm and the gated activation; on CUDA graphs, on any stream.
+"""The norms and the gated activation; on CUDA graphs, on any stream.
 
     ops.warm()                                   # before a graph is captured
     h, residual = ops.add_rms_norm(h, residual, weight, 1e-6)
@@ -21,12 +21,18 @@ from specpilot_kernels.chained import reference
 from specpilot_kernels.chained.modules import (
     ACT_AND_MUL,
     ACT_THREADS,
+    GATED_COLS,
+    GATED_NORM,
+    GATED_THREADS,
     NORM,
     NORM_ROUNDS,
     NORM_THREADS,
     VECTOR,
     Activation,
+    Gate,
+    all_modules,
 )
+from specpilot_kernels.registry import KernelModule
 from specpilot_kernels.w12.workspace import refuse_in_capture
 
 _WARP: Final = 32
@@ -76,6 +82,33 @@ def add_rms_norm(
     return x, residual
 
 
+def gated_rms_norm(
+    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, gate: Gate = "silu"
+) -> torch.Tensor:
+    """Return x / rms(x) * weight * gate(z), bfloat16 [rows, 128].
+
+    x, z: bfloat16 [rows, 128], rows contiguous and 16-byte aligned. weight: bfloat16 [128].
+    Computed in float32, rounded once. ValueError otherwise.
+    """
+    if gate not in GATED_NORM:
+        raise ValueError(f"unknown gate {gate!r}: {', '.join(GATED_NORM)}")
+    if not accepts_gated_norm(x, z, weight):
+        raise ValueError(
+            f"the gated norm cannot read {_describe(x)} with a gate {_describe(z)} and a weight "
+            f"{_describe(weight)}"
+        )
+    if not x.is_cuda:
+        return reference.gated_rms_norm(x, z, weight, eps, gate)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with torch.cuda.device(x.device):
+        blocks = -(-x.shape[0] * _WARP // GATED_THREADS)
+        _gated_launcher(x.device.index, gate)(
+            (blocks, 1, 1), x.data_ptr(), z.data_ptr(), out.data_ptr(), weight.data_ptr(),
+            x.shape[0], x.stride(0), z.stride(0), eps,
+        )  # fmt: skip
+    return out
+
+
 def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return act(x[:, :cols]) * x[:, cols:], bfloat16 [rows, cols].
 
@@ -114,6 +147,17 @@ def accepts_gated(x: torch.Tensor) -> bool:
     return accepts_rows(x) and x.shape[1] % (2 * VECTOR) == 0
 
 
+def accepts_gated_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `gated_rms_norm` takes such tensors."""
+    return (
+        x.shape[-1:] == (GATED_COLS,)
+        and accepts_norm(x, weight)
+        and z.shape == x.shape
+        and z.device == x.device
+        and accepts_rows(z)
+    )
+
+
 def accepts_norm(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `rms_norm` takes rows such as x with such a weight."""
     cols = x.shape[-1]
@@ -135,12 +179,14 @@ def warm(device: int | torch.device | None = None) -> None:
     if index is None:
         launch.capability()
         index = torch.cuda.current_device()
-    build.build_all([NORM, *ACT_AND_MUL.values()], launch.capability(index))
+    build.build_all(all_modules(), launch.capability(index))
     with torch.cuda.device(index):
         for threads in range(_WARP, NORM_THREADS + 1, _WARP):
             _norm_launcher(index, threads)
         for activation in ACT_AND_MUL:
             _act_launcher(index, activation)
+        for gate in GATED_NORM:
+            _gated_launcher(index, gate)
 
 
 def _check_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
@@ -173,20 +219,20 @@ def _launch_norm(
 
 @cache
 def _norm_launcher(device: int, threads: int) -> launch.Launcher:
-    refuse_in_capture()
-    return launch.prepare(
-        NORM, "rms_norm", block=(threads, 1, 1), device=device, options=_options(device)
-    )
+    return _launcher(NORM, "rms_norm", threads, device)
 
 
 @cache
 def _act_launcher(device: int, activation: Activation) -> launch.Launcher:
+    return _launcher(ACT_AND_MUL[activation], "act_and_mul", ACT_THREADS, device)
+
+
+@cache
+def _gated_launcher(device: int, gate: Gate) -> launch.Launcher:
+    return _launcher(GATED_NORM[gate], "gated_rms_norm", GATED_THREADS, device)
+
+
+def _launcher(module: KernelModule, entry: str, threads: int, device: int) -> launch.Launcher:
     refuse_in_capture()
-    module = ACT_AND_MUL[activation]
-    return launch.prepare(
-        module, "act_and_mul", block=(ACT_THREADS, 1, 1), device=device, options=_options(device)
-    )
-
-
-def _options(device: int) -> launch.Options:
-    return launch.Options(dependent=launch.capability(device) >= _FIRST_DEPENDENT)
+    options = launch.Options(dependent=launch.capability(device) >= _FIRST_DEPENDENT)
+    return launch.prepare(module, entry, block=(threads, 1, 1), device=device, options=options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specpilot_kernels.chained.modules import Activation
+from specpilot_kernels.chained.modules import Activation, Gate
 
 
 def rms_norm(
@@ -32,3 +32,13 @@ def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
         kind = "tanh" if activation == "gelu_tanh" else "none"
         made = torch.nn.functional.gelu(gate, approximate=kind)
     return (made * up).to(x.dtype)
+
+
+def gated_rms_norm(
+    x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, gate: Gate
+) -> torch.Tensor:
+    """Return the norm of x [rows, cols] times gate(z); see `ops.gated_rms_norm`."""
+    values, gates = x.float(), z.float()
+    scale = torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + eps)
+    gates = torch.nn.functional.silu(gates) if gate == "silu" else torch.sigmoid(gates)
+    return (values * scale * weight.float() * gates).to(x.dtype)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specpilot_kernels.chained import ops
-from specpilot_kernels.chained.modules import ACT_AND_MUL
+from specpilot_kernels.chained.modules import ACT_AND_MUL, GATED_NORM
 
 
 def rows(number: int, cols: int, *, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -58,6 +58,25 @@ def test_activations(activation: Any) -> None:
     # 1 + erf cancels where the gate is far below zero.
     tolerance = (exact * up).abs() * 2.0**-8 + 1e-6 * up.abs()
     assert ((exact * up - made).abs() <= tolerance).all()
+
+
+@pytest.mark.parametrize("gate", GATED_NORM)
+def test_gated_norms(gate: Any) -> None:
+    x, z, weight = rows(9, 128), rows(9, 128, scale=4, seed=1), rows(1, 128, seed=2)[0]
+    total = x.double()
+    normed = total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    gates = z.double().sigmoid() * (z.double() if gate == "silu" else 1)
+    assert rounded(normed * gates, ops.gated_rms_norm(x, z, weight, 1e-6, gate))
+
+
+def test_what_the_gated_norm_cannot_read_is_refused() -> None:
+    x, weight = rows(2, 128), rows(1, 128)[0]
+    for bad in ((x[:, :64], x[:, :64], weight[:64]), (x, x[:1], weight), (x, x.float(), weight)):
+        assert not ops.accepts_gated_norm(*bad)
+        with pytest.raises(ValueError, match="the gated norm cannot read"):
+            ops.gated_rms_norm(*bad, 1e-6)
+    with pytest.raises(ValueError, match="tanh"):
+        ops.gated_rms_norm(x, x, weight, 1e-6, "tanh")  # type: ignore[arg-type]
 
 
 def test_strided_rows_and_no_rows() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,3 +165,63 @@ def test_without_dependent_launch_or_with_a_forced_backend_nothing_changes(
         assert chained.available() is expected
     monkeypatch.setenv(chained.FORCED, "torch")
     assert not chained.available()
+
+
+def network(plugin: Any, patch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """A delta network's gated norm of two heads and the projection behind it, encoded."""
+
+    class RMSNorm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(1 + 0.1 * rows(1, 128, 5)[0], requires_grad=False)
+            self.eps, self.group_size, self.norm_before_gate = 1e-6, None, True
+            self.activation, self.calls = "swish", 0
+            vars(self).update(options)
+
+        def forward(self, x: torch.Tensor, z: Any = None) -> torch.Tensor:
+            self.calls += 1
+            values = x.float()
+            values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + self.eps)
+            values = values * self.weight.float()
+            if z is not None:
+                gates = z.float()
+                one = self.activation == "sigmoid"
+                values = values * (gates.sigmoid() if one else gates * gates.sigmoid())
+            return values.to(x.dtype)
+
+    gated = "sglang.kernels.ops.attention.fla.layernorm_gated"
+    patch.setitem(sys.modules, gated, SimpleNamespace(RMSNorm=RMSNorm))
+    net = torch.nn.Module()
+    net.norm = RMSNorm()
+    config = plugin.w12_config.W12Config()
+    net.out_proj = plugin.fake.LinearBase(256, [256], config, "out_proj")
+    net.out_proj.load(ordinary(256, 256, 0))
+    net.out_proj.finish()
+    whole = torch.nn.Module()
+    whole.linear_attn = net
+    return whole
+
+
+@pytest.mark.parametrize("activation", ["swish", "silu", "sigmoid"])
+def test_the_gated_norm_of_a_delta_network(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch, activation: str
+) -> None:
+    net = network(plugin, monkeypatch, activation=activation)
+    norm = net.linear_attn.norm
+    stock = type(norm)()
+    assert plugin.w12_chained.adapt(net) == 1
+    for number, calls in ((2, 0), (2 * MAX_ROWS, 0), (2 * MAX_ROWS + 2, 1)):
+        x, z = rows(number, 128), rows(number, 128, 1)
+        assert apart(norm(x, z), stock(x, z)) <= 1
+        assert norm.calls == calls
+    assert torch.equal(norm(x[:2]), stock(x[:2]))
+    assert norm.calls == 2
+
+
+@pytest.mark.parametrize("options", [
+    {"norm_before_gate": False}, {"activation": "tanh"}, {"group_size": 64},
+])  # fmt: skip
+def test_another_gated_norm_stays(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    assert plugin.w12_chained.adapt(network(plugin, monkeypatch, **options)) == 0

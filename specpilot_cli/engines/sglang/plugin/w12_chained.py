@@ -9,6 +9,7 @@ SGLang's own for everything else: prompts, other types, arguments that only few 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 
 from specpilot_kernels import launch
 from specpilot_kernels.chained import ops
-from specpilot_kernels.chained.modules import Activation
+from specpilot_kernels.chained.modules import GATED_COLS, Activation, Gate
 from specpilot_kernels.w12.gemm import MAX_ROWS
 
 FIRST_CAPABILITY: Final = (9, 0)
@@ -32,6 +33,9 @@ _SPECIAL: Final = (
     "x_pad_to_multiple",
 )  # fmt: skip
 """Attributes that make an `RMSNorm` compute something else."""
+
+_GATED: Final = "sglang.kernels.ops.attention.fla.layernorm_gated"
+_GATES: Final[dict[str, Gate]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 
 Forward = Callable[..., Any]
 
@@ -49,7 +53,9 @@ def adapt(model: torch.nn.Module) -> int:
     found = 0
     for parent in model.modules():
         for module in parent.children():
-            made = _norm(module, widths) or _activation(module, parent)
+            made = (
+                _norm(module, widths) or _activation(module, parent) or _gated_norm(module, parent)
+            )
             if made is not None and "forward" not in vars(module):
                 module.forward = made  # type: ignore[method-assign]
                 found += 1
@@ -100,12 +106,36 @@ def _activation(module: Any, parent: Any) -> Forward | None:
     return forward
 
 
-def _is_step(x: Any) -> bool:
-    """Whether it is the input of few rows, which no graph compiler traces."""
+def _gated_norm(module: Any, parent: Any) -> Forward | None:
+    # Its module imports Triton, so it is not imported here.
+    gated = sys.modules.get(_GATED)
+    product = getattr(getattr(parent, "out_proj", None), "w12_product", None)
+    if gated is None or type(module) is not gated.RMSNorm or product is None:
+        return None
+    whole = module.group_size in (None, GATED_COLS)
+    if not whole or not module.norm_before_gate or module.activation not in _GATES:
+        return None
+    original, gate = module.forward, _GATES[module.activation]
+    most = MAX_ROWS * product.cols // GATED_COLS
+
+    def forward(x: Any, z: Any = None, *others: Any, **more: Any) -> Any:
+        weight = module.weight.data
+        if (
+            not _is_step(x, most) or z is None or not ops.accepts_gated_norm(x, z, weight)
+            or _given(others) or _given(more.values())
+        ):  # fmt: skip
+            return original(x, z, *others, **more)
+        return ops.gated_rms_norm(x, z, weight, module.eps, gate)
+
+    return forward
+
+
+def _is_step(x: Any, most: int = MAX_ROWS) -> bool:
+    """Whether it is the input of at most so many rows, which no graph compiler traces."""
     return (
         isinstance(x, torch.Tensor)
         and x.dim() == 2
-        and 0 < x.shape[0] <= MAX_ROWS
+        and 0 < x.shape[0] <= most
         and not torch.compiler.is_compiling()
     )
 
