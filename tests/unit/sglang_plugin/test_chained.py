@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from specpilot_cli.schema.plugin_config import W12Plugin
 from specpilot_kernels.w12.gemm import MAX_ROWS
 from tests.unit.sglang_plugin.conftest import ordinary
 
@@ -225,3 +226,16 @@ def test_another_gated_norm_stays(
     plugin: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     assert plugin.w12_chained.adapt(network(plugin, monkeypatch, **options)) == 0
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_it_is_done_where_it_is_asked_for(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    net = model(plugin, norm=plugin.fake.RMSNorm(HIDDEN), activation=plugin.fake.SiluAndMul())
+    monkeypatch.setattr(plugin.w12_chained, "available", lambda: True)
+    monkeypatch.setattr(plugin.w12_config, "_settings", W12Plugin(chained=asked))
+    plugin.w12_config.FACTS.asked = True
+    runner = SimpleNamespace(model=net, is_draft_worker=False, model_config=None)
+    plugin.w12_config.loaded(None, runner)
+    assert plugin.w12_config.FACTS.report()["chained"] == (2 if asked else 0)

@@ -185,7 +185,7 @@ def loaded(_result: Any, runner: Any) -> None:
     """
     if FACTS.checkpoint == "w12" and not FACTS.decoded:
         raise w12_product.W12Error("SGLang read the W12 folder without decoding it")
-    if w12_chained.available():
+    if _settings.chained and w12_chained.available():
         FACTS.chained += w12_chained.adapt(runner.model)
     if runner.is_draft_worker or not FACTS.asked:
         return
