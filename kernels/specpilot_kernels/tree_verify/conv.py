@@ -85,5 +85,5 @@ def warm(dim: int, device: int) -> None:
 def _launcher(dim: int, device: int, dependent: bool) -> launch.Launcher:
     return launch.prepare(
         modules.rows(dim), "gdn_rows", block=(modules.ROWS_THREADS, 1, 1), device=device,
-        options=launch.Options(dependent=dependent),
+        options=launch.Options(dependent=dependent, carveout=modules.CARVEOUT),
     )  # fmt: skip

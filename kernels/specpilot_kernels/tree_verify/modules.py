@@ -25,6 +25,9 @@ WALK_COLUMNS: Final = {64: 64, 128: 32}
 
 WY_SLICE: Final = 64
 
+CARVEOUT: Final = 100
+"""Percent; the same for all, and W12's: an SM that changes it must be empty first."""
+
 ROWS_PARAMS: Final = "@18P6q7i4x"
 COMMIT_PARAMS: Final = "@4P4q7i4x"
 COMMIT_LAYER: Final = "@7P"

@@ -61,7 +61,9 @@ def warm(dim: int, rows: int, device: int) -> None:
 
 def _launcher(dim: int, rows: int, device: int, dependent: bool) -> launch.Launcher:
     options = launch.Options(
-        shared_bytes=modules.wy_shared_bytes(rows, dim), dependent=dependent, carveout=100
+        shared_bytes=modules.wy_shared_bytes(rows, dim),
+        dependent=dependent,
+        carveout=modules.CARVEOUT,
     )
     return launch.prepare(
         modules.wy(dim, rows), "gdn_wy", block=(modules.wy_threads(rows), 1, 1), device=device,

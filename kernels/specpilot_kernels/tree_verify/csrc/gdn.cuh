@@ -5,6 +5,10 @@
 // Compile-time: KDIM and VDIM, the key and value dimensions of a head (64 or 128).
 #pragma once
 
+#include "common/async_copy.cuh"
+#include "common/dependent_launch.cuh"
+#include "common/mma.cuh"
+
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
@@ -14,49 +18,6 @@ constexpr int kLanes = KDIM / 4;  // lanes that share a key: four neighbouring e
 constexpr int kUnused = -2;       // parent of a row that no node has
 
 // ---- PTX helpers -------------------------------------------------------------------------------
-
-// The 32-bit address of a generic pointer to shared memory.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-// Copy 16 bytes to shared memory in the background; of the source only `bytes`, then zeros.
-__device__ __forceinline__ void copy16(u32 target, const void* source, u32 bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
-               "r"(bytes)
-               : "memory");
-}
-
-// Close the group of this thread's background copies since the last call.
-__device__ __forceinline__ void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most `pending` of this thread's groups, the latest ones, are unfinished.
-template <int pending>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-// Ask for the 128 bytes around `source` to be brought into L2.
-__device__ __forceinline__ void prefetch(const void* source) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
-}
-
-// Let the next kernel of the stream start; it still waits for our results by itself. Dependent
-// launch exists since sm_90.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Wait until every kernel this one was launched to depend on has ended and its writes are visible.
-__device__ __forceinline__ void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // The approximations that the stock kernel uses. CUDA's own functions differ from them in places.
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -93,16 +54,6 @@ __device__ __forceinline__ u16 to_bf16(float value) {
   u16 rounded;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
   return rounded;
-}
-
-// d [16, 8] += A [16, 16] x B [16, 8] in bfloat16, summed in float32, by a warp. Thread t has of
-// A rows t / 4 and t / 4 + 8, of B column t / 4, and of both k = 2 (t % 4), + 1, + 8, + 9.
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7},"
-      " {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- arithmetic of the stock kernel ------------------------------------------------------------

@@ -97,13 +97,18 @@ __device__ __forceinline__ void copy_rows(const Params& p, const Place& place, S
 
 __device__ __forceinline__ void load_factors(const Params& p, const Place& place, Shared& s) {
   for (int row = threadIdx.x; row < ROWS; row += kThreads) {
-    const i64 at = place.base + row;
-    const bool live = row < p.rows && p.parent[at] != kUnused;
-    const i64 head = at * p.value_heads + place.head, key = at * p.key_heads + place.key_head;
-    s.nodes[row] = live ? Node{exponential(p.g[head]), p.parent[at]} : Node{0.f, kUnused};
-    s.factors[row] = live ? Factors{p.beta[head], p.k_scale[key],
-                                    __fmul_rn(p.q_scale[key], p.scale), 0.f, 0.f, 0.f}
-                          : Factors{0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+    Node node{0.f, kUnused};
+    Factors own{0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+    if (row < p.rows) {  // rows without node have zeros there
+      const i64 at = place.base + row;
+      const i64 head = at * p.value_heads + place.head, key = at * p.key_heads + place.key_head;
+      node = {exponential(p.g[head]), p.parent[at]};
+      own.beta = p.beta[head];
+      own.k_scale = p.k_scale[key];
+      own.q_scale = __fmul_rn(p.q_scale[key], p.scale);
+    }
+    s.nodes[row] = node;
+    s.factors[row] = own;
   }
 }
 
@@ -261,7 +266,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   wait_for_previous_kernel();
 
   const i64 slot = p.slot[blockIdx.y];
+  copy_rows(p, place, s);
   if (slot < 0 || slot >= p.slots) {
+    copies_wait<0>();
     write_zeros(p, place);
     return;
   }
@@ -270,7 +277,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const bool of_queries = warp >= kSlice / 16;
   const float* state = place.state(p, slot) + first * KDIM;
   StateTile tile;
-  copy_rows(p, place, s);
   if (works) load_state(state, tile);
   load_factors(p, place, s);
   copies_wait<0>();
