@@ -79,6 +79,17 @@ def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     return (x.astype(np.float64) * y.astype(np.float64) + z).astype(np.float32)
 
 
+def stock_scale(x: np.ndarray) -> np.float32:
+    """1 / |x|: here a key is spread over all 32 lanes."""
+    lanes = x.reshape(32, -1)
+    sums = fma(lanes[:, 0], lanes[:, 0], lanes[:, 1] * lanes[:, 1])
+    for e in range(2, lanes.shape[1]):
+        sums = fma(lanes[:, e], lanes[:, e], sums)
+    for distance in (16, 8, 4, 2, 1):
+        sums = sums + sums[np.arange(32) ^ distance]
+    return np.float32(1) / np.sqrt(sums[0] + np.float32(1e-6))
+
+
 def stock_dots(x: np.ndarray, s: np.ndarray) -> np.ndarray:
     """x [K] times every row of s [V, K], in the order of the stock kernel.
 
@@ -104,8 +115,8 @@ def stock_chain(verified: Verified, state: Tensor, rows: int) -> tuple[Tensor, T
     keys, outputs = s.shape[1], []
     for row in range(rows):
         raw = record.kv[0, row].float().numpy()
-        k = record.k_scale[0, row].numpy() * raw[:keys]
-        q = verified.queries.scale[row].numpy() * verified.queries.q[row].float().numpy()
+        k, q = raw[:keys], verified.queries.q[row].float().numpy()
+        k, q = stock_scale(k) * k, stock_scale(q) * q
         s = s * np.float32(exp2(record.g[0, row].item() * np.float32(1.4426950216293335)))
         u = (raw[keys:] - stock_dots(k, s)) * record.beta[0, row].numpy()
         s = fma(k[None, :], u[:, None], s)

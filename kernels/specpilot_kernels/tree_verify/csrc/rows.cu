@@ -93,11 +93,19 @@ __device__ __forceinline__ Four convolve(const Four (&x)[kWidth], const Four (&w
   return y;
 }
 
-// 1 / |x| over the lanes of a key head.
+// 1 / |x| over the lanes of a key head. The stock kernel spreads a key over all 32 lanes of a warp,
+// and adds the farthest first: of 64 elements a lane has two, so those of ours that are neighbours
+// meet last.
 __device__ __forceinline__ float inverse_norm(const Four& x) {
-  const float values[4] = {low_half(x.pair[0]), high_half(x.pair[0]), low_half(x.pair[1]),
-                           high_half(x.pair[1])};
-  return divide(1.f, sqrt_approx(__fadd_rn(sum_of_lanes(dot4(values, values)), 1e-6f)));
+  const float v[4] = {low_half(x.pair[0]), high_half(x.pair[0]), low_half(x.pair[1]),
+                      high_half(x.pair[1])};
+  float sum;
+  if (KDIM == 64)
+    sum = __fadd_rn(sum_of_lanes(__fmaf_rn(v[0], v[0], __fmul_rn(v[1], v[1]))),
+                    sum_of_lanes(__fmaf_rn(v[2], v[2], __fmul_rn(v[3], v[3]))));
+  else
+    sum = sum_of_lanes(dot4(v, v));
+  return divide(1.f, sqrt_approx(__fadd_rn(sum, 1e-6f)));
 }
 
 // Store four channels of one row where they belong. All lanes of a warp come here together.
