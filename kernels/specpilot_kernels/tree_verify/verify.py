@@ -73,17 +73,12 @@ def gdn_tree_verify(
         out = mixed.new_empty((requests * rows, shape.value_heads, shape.value_dim))
     if requests == 0:
         return out
+    inputs = (mixed, a, b, weights, conv_pool, slot, trees, record, shape)
     if not mixed.is_cuda:
-        return out.copy_(
-            _on_host(
-                mixed, a, b, weights, state_pool, conv_pool, slot, trees, record, shape, chosen
-            )
-        )
+        return out.copy_(_on_host(*inputs, state_pool, chosen))
     checks.check_kernel(shape, mixed, state_pool, others=(weights.conv_weight, out))
     with torch.cuda.device(mixed.device):
-        queries = conv.prepare_rows(
-            mixed, a, b, weights, conv_pool, slot, trees, record, shape, dependent=dependent
-        )
+        queries = conv.prepare_rows(*inputs, dependent=dependent)
         kernel = wy_kernel.wy if chosen == "wy" else path_kernel.path
         kernel(queries, record, state_pool, slot, trees, out, shape, dependent=dependent)
     return out
@@ -110,8 +105,8 @@ def _method(method: Method, rows: int) -> Literal["wy", "path"]:
 
 
 def _on_host(
-    mixed: Tensor, a: Tensor, b: Tensor, weights: LayerWeights, state_pool: Tensor,
-    conv_pool: Tensor, slot: Tensor, trees: Trees, record: ReplayRecord, shape: GdnShape,
+    mixed: Tensor, a: Tensor, b: Tensor, weights: LayerWeights, conv_pool: Tensor, slot: Tensor,
+    trees: Trees, record: ReplayRecord, shape: GdnShape, state_pool: Tensor,
     method: Literal["wy", "path"],
 ) -> Tensor:  # fmt: skip
     """The reference, in float32; fills the record as the kernels do."""

@@ -28,8 +28,8 @@ struct Params {
 };
 
 // The window after the accepted rows: the last three of (old window, accepted inputs).
-__device__ __forceinline__ void move_windows(const Params& p, const Layer& layer, i64 base, i64 slot,
-                                             const int* path, int count) {
+__device__ __forceinline__ void move_windows(const Params& p, const Layer& layer, i64 base,
+                                             i64 slot, const int* path, int count) {
   const int share = (p.channels + p.value_heads - 1) / p.value_heads;
   const int end = min(p.channels, (static_cast<int>(blockIdx.y) + 1) * share);
   for (int c = blockIdx.y * share + threadIdx.x; c < end; c += kThreads) {

@@ -1,6 +1,6 @@
-// What the kernels of a Gated DeltaNet layer share: shapes, PTX helpers, and the exact arithmetic of
-// the stock kernel (SGLang's fused_sigmoid_gating_delta_rule_update as Triton 3.6 compiles it for
-// sm_90), so that chains have its bits.
+// What the kernels of a Gated DeltaNet layer share: shapes, PTX helpers, and the exact arithmetic
+// of the stock kernel (SGLang's fused_sigmoid_gating_delta_rule_update as Triton 3.6 compiles it
+// for sm_90), so that chains have its bits.
 //
 // Compile-time: KDIM and VDIM, the key and value dimensions of a head (64 or 128).
 #pragma once

@@ -175,9 +175,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const int from[kWidth] = {taps.x, taps.y, taps.z, taps.w};
 #pragma unroll
     for (int tap = 0; tap < kWidth; ++tap)
-      x[i][tap] = from[tap] >= 0
-                      ? load_four(p.mixed + (request * p.rows + from[tap]) * p.mixed_pitch + channel)
-                      : load_window(p, slot, channel, from[tap]);
+      if (from[tap] >= 0)
+        x[i][tap] = load_four(p.mixed + (at - row + from[tap]) * p.mixed_pitch + channel);
+      else
+        x[i][tap] = load_window(p, slot, channel, from[tap]);
   }
 #pragma unroll
   for (int i = 0; i < kRowsPerBlock; ++i) {
@@ -186,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const i64 at = request * p.rows + row;
     const Four y = live[i] ? convolve(x[i], weights, bias) : Four{{0, 0}};
     store_row(p, at, channel, live[i], inside, y);
-    if (p.kept && live[i] && inside) store_four(p.kept + at * p.channels + channel, x[i][kWidth - 1]);
+    if (p.kept && live[i] && inside)
+      store_four(p.kept + at * p.channels + channel, x[i][kWidth - 1]);
   }
 }
