@@ -45,7 +45,7 @@ def wy_threads(rows: int) -> int:
 def wy_shared_bytes(rows: int, dim: int) -> int:
     """`struct Shared` of WY verify."""
     solved = -(-rows // min(rows, 32)) * min(rows, 32)
-    halves = 2 * (-(-rows // 16) * 16) * (dim + 16) + rows * WY_SLICE
+    halves = 2 * (-(-rows // 16) * 16) * (dim + 16) + rows * (WY_SLICE + 8)
     floats = 2 * rows * (solved + 4) + (solved + rows) * (WY_SLICE + 4) + 8 * rows
     return 2 * halves + 4 * floats
 

@@ -161,22 +161,28 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const Four bias = p.conv_bias ? load_four(p.conv_bias + channel) : Four{{0, 0}};
   wait_for_previous_kernel();
 
-  const i64 slot = p.slot[request];
+  // All that says where to read from is asked for at once.
+  const i64 slot = p.slot[request], base = request * p.rows;
+  int parent[kRowsPerBlock];
+  int4 taps[kRowsPerBlock];
+#pragma unroll
+  for (int i = 0; i < kRowsPerBlock; ++i) {
+    const i64 at = base + min(kRowsPerBlock * static_cast<int>(blockIdx.y) + i, p.rows - 1);
+    parent[i] = p.parent[at];
+    taps[i] = reinterpret_cast<const int4*>(p.tap)[at];
+  }
   const bool served = slot >= 0 && slot < p.slots;
   Four x[kRowsPerBlock][kWidth];
   bool live[kRowsPerBlock];
 #pragma unroll
   for (int i = 0; i < kRowsPerBlock; ++i) {
-    const int row = kRowsPerBlock * blockIdx.y + i;
-    const i64 at = request * p.rows + row;
-    live[i] = row < p.rows && served && p.parent[at] != kUnused;
+    live[i] = served && parent[i] != kUnused;
     if (!live[i]) continue;
-    const int4 taps = reinterpret_cast<const int4*>(p.tap)[at];
-    const int from[kWidth] = {taps.x, taps.y, taps.z, taps.w};
+    const int from[kWidth] = {taps[i].x, taps[i].y, taps[i].z, taps[i].w};
 #pragma unroll
     for (int tap = 0; tap < kWidth; ++tap)
       if (from[tap] >= 0)
-        x[i][tap] = load_four(p.mixed + (at - row + from[tap]) * p.mixed_pitch + channel);
+        x[i][tap] = load_four(p.mixed + (base + from[tap]) * p.mixed_pitch + channel);
       else
         x[i][tap] = load_window(p, slot, channel, from[tap]);
   }
@@ -184,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kRowsPerBlock; ++i) {
     const int row = kRowsPerBlock * blockIdx.y + i;
     if (row >= p.rows) return;
-    const i64 at = request * p.rows + row;
+    const i64 at = base + row;
     const Four y = live[i] ? convolve(x[i], weights, bias) : Four{{0, 0}};
     store_row(p, at, channel, live[i], inside, y);
     if (p.kept && live[i] && inside)

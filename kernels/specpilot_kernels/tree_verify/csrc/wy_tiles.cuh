@@ -15,6 +15,7 @@ constexpr int kSteps = KDIM / 16;
 constexpr int kBlock = ROWS < 32 ? ROWS : 32;    // rows that are solved at once
 constexpr int kSolved = (ROWS + kBlock - 1) / kBlock * kBlock;
 constexpr int kKeyPitch = KDIM + 16;             // spreads eight rows over all banks
+constexpr int kValuePitch = kSlice + 8;
 constexpr int kPitch = kSlice + 4;               // of right sides and outputs
 constexpr int kTablePitch = kSolved + 4;
 static_assert(kWorkers / 32 == 2 * kSlice / 16, "a worker's tile: 16 columns times all rows");
@@ -36,7 +37,7 @@ struct Factors {
 struct Shared {
   u16 keys[16 * kRowTiles][kKeyPitch];
   u16 queries[16 * kRowTiles][kKeyPitch];
-  u16 values[ROWS][kSlice];
+  u16 values[ROWS][kValuePitch];
   float system[ROWS][kTablePitch];   // decay from row j to row i, then A_ij
   float weights[ROWS][kTablePitch];  // the same, then what o_i takes of u_j
   float right[kSolved][kPitch];      // right sides R, then U
