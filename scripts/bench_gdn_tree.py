@@ -37,7 +37,7 @@ import torch
 
 from specpilot_kernels import build
 from specpilot_kernels.probe import measure as probe
-from specpilot_kernels.tree_verify import conv, modules, stock, verify, wy
+from specpilot_kernels.tree_verify import conv, gdn_reference, modules, stock, verify, wy
 from specpilot_kernels.tree_verify.commit import GdnCommit
 from specpilot_kernels.tree_verify.conv import LayerWeights
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord, TreeTables, tables
@@ -113,18 +113,10 @@ def run(layer: Layer, slot: torch.Tensor, trees: TreeTables, **options: Any) -> 
     )  # fmt: skip
 
 
-def far_apart(actual: torch.Tensor, expected: torch.Tensor) -> int:
-    """Outputs further apart than one step of bfloat16 and 2^-17 of their row."""
-    x, y = actual.float(), expected.float()
-    exponent = torch.frexp(torch.maximum(x.abs(), y.abs())).exponent.float()
-    allowed = torch.maximum(torch.exp2(exponent - 8), 2.0**-17 * y.abs().amax(-1, keepdim=True))
-    return int((~((x - y).abs() <= allowed)).sum())
-
-
 def check(layer: Layer, slot: torch.Tensor, trees: TreeTables, rival: stock.Stock | None) -> Any:
     """Stop if something is wrong; return what was compared."""
     wy_out, path_out = (run(layer, slot, trees, method=m) for m in ("wy", "path"))
-    far = far_apart(wy_out, path_out)
+    far = int(gdn_reference.far_apart(wy_out, path_out).sum())
     if far or not wy_out.isfinite().all():
         sys.exit(f"{far} outputs of WY are not those of path; times mean nothing")
     found = {"wy_differs_ratio": (wy_out != path_out).double().mean().item()}

@@ -10,12 +10,6 @@ from torch import Tensor
 from specpilot_kernels.tree_verify.conv import LayerWeights
 from specpilot_kernels.tree_verify.records import GdnShape, TreeTables, tables
 
-BF16_STEP = 2.0**-7
-"""From one bfloat16 to the next, relative to the power of two below, at most."""
-
-ROW_TOLERANCE = 2.0**-17
-"""Relative to the largest output of the row and head: entries that nearly cancel."""
-
 
 def chain(rows: int) -> list[int]:
     """Parents of a chain."""
@@ -41,6 +35,14 @@ def random_tree(rows: int, seed: int, *, depth: int = 16) -> list[int]:
 def unused(parents: list[int], rows: int) -> list[int]:
     """The tree with rows that no node has behind it."""
     return parents + [-2] * (rows - len(parents))
+
+
+def path_to(tree: list[int], row: int) -> list[int]:
+    """Rows from the anchor to `row`."""
+    path = [row]
+    while tree[path[-1]] >= 0:
+        path.append(tree[path[-1]])
+    return path[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +130,7 @@ def make(
     )  # fmt: skip
 
 
-def far_apart(actual: Tensor, expected: Tensor) -> Tensor:
-    """Where bfloat16 [.., V] differ by more than one step and more than 2^-17 of the row."""
-    x, y = actual.float(), expected.float()
-    step = torch.exp2(torch.frexp(torch.maximum(x.abs(), y.abs())).exponent.float() - 1) * BF16_STEP
-    allowed = torch.maximum(step, ROW_TOLERANCE * y.abs().amax(-1, keepdim=True))
-    return ~((x - y).abs() <= allowed)
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors have the same patterns."""
+    words = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    return torch.equal(x.contiguous().view(words), y.contiguous().view(words))

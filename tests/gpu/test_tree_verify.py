@@ -10,7 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
 
-from gdn_cases import Case, chain, far_apart, make, random_tree, unused  # noqa: E402
+from gdn_cases import (  # noqa: E402
+    Case,
+    chain,
+    make,
+    path_to,
+    random_tree,
+    same_bits,
+    unused,
+)
+from gdn_runs import accepted, commit, run  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from specpilot_kernels.tree_verify import conv, gdn_reference  # noqa: E402
@@ -27,26 +36,6 @@ KINDS = ("random", "near-equal keys", "strong gates")
 METHODS = ("path", "wy")
 APPROXIMATIONS = 1e-5  # float32, relative: exponentials and square roots of the GPU
 STEPS = 100
-
-
-def run(case: Case, method: str, **options: object) -> tuple[Tensor, ReplayRecord]:
-    """Outputs [requests, R, Hv, V] and the record, from poisoned memory."""
-    requests, rows = case.trees.parent.shape
-    record = ReplayRecord.allocate(case.shape, requests, rows, "cuda")
-    for tensor in (record.kv, record.k_scale, record.g, record.beta, record.mixed):
-        tensor.fill_(torch.nan)
-    heads = (case.shape.value_heads, case.shape.value_dim)
-    out = torch.full((requests * rows, *heads), torch.nan, dtype=torch.bfloat16, device="cuda")
-    tree_verify.gdn_tree_verify(
-        case.mixed, case.a, case.b, case.weights, case.states, case.windows, case.slot, case.trees,
-        record, method=method, out=out, **options,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return out.view(requests, rows, *heads), record
-
-
-def same_bits(x: Tensor, y: Tensor) -> bool:
-    words = {2: torch.int16, 4: torch.int32}[x.element_size()]
-    return torch.equal(x.contiguous().view(words), y.contiguous().view(words))
 
 
 def exact_outputs(case: Case, record: ReplayRecord) -> Tensor:
@@ -110,7 +99,7 @@ def test_wy_is_path_up_to_rounding_on_every_tree(rows: int, kind: str) -> None:
         case = make(trees, shape=shape, kind=kind, seed=rows).to("cuda")
         wy, path = run(case, "wy")[0], run(case, "path")[0]
         assert wy.isfinite().all()
-        assert not far_apart(wy, path).any()
+        assert not gdn_reference.far_apart(wy, path).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,31 +114,11 @@ def test_wy_is_path_along_a_hundred_committed_steps(kind: str) -> None:
         fresh.slot.copy_(case.slot)
         wy, record = run(fresh, "wy")
         path, _ = run(fresh, "path")
-        assert not far_apart(wy, path).any(), step
+        assert not gdn_reference.far_apart(wy, path).any(), step
         commit(fresh, record, [path_to(trees[0], 32), path_to(trees[1], step % 33)])
         case.states.copy_(fresh.states)
         case.windows.copy_(fresh.windows)
     assert case.states.isfinite().all()
-
-
-def path_to(tree: list[int], row: int) -> list[int]:
-    """Rows from the anchor to `row`."""
-    path = [row]
-    while tree[path[-1]] >= 0:
-        path.append(tree[path[-1]])
-    return path[::-1]
-
-
-def accepted(paths: list[list[int]], length: int = 20) -> tuple[Tensor, Tensor]:
-    """Padded paths and how many rows besides the anchor, as the acceptance kernel gives them."""
-    length = max(length, *map(len, paths))
-    padded = [path + [-1] * (length - len(path)) for path in paths]
-    counts = [len(path) - 1 for path in paths]
-    return tuple(torch.tensor(x, dtype=torch.int32, device="cuda") for x in (padded, counts))  # type: ignore[return-value]
-
-
-def commit(case: Case, record: ReplayRecord, paths: list[list[int]]) -> None:
-    GdnCommit([record], [case.states], [case.windows])(case.slot, *accepted(paths))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -222,8 +191,8 @@ def test_states_that_cannot_be_split(value: float) -> None:
     wy, path = run(case, "wy")[0], run(case, "path")[0]
     assert torch.equal(wy.isfinite(), path.isfinite())
     others = [c for c in range(128) if c != 20]
-    assert not far_apart(wy[..., others], before[..., others]).any()
-    assert not far_apart(wy[..., others], path[..., others]).any()
+    assert not gdn_reference.far_apart(wy[..., others], before[..., others]).any()
+    assert not gdn_reference.far_apart(wy[..., others], path[..., others]).any()
 
 
 @pytest.mark.parametrize("method", METHODS)

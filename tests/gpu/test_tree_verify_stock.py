@@ -10,10 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
 
-from gdn_cases import Case, chain, far_apart, make, random_tree  # noqa: E402
-from test_tree_verify import DEMO, KINDS, LARGE, commit, run, same_bits  # noqa: E402
+from gdn_cases import Case, chain, make, random_tree, same_bits  # noqa: E402
+from gdn_runs import commit, run  # noqa: E402
 
+from specpilot_kernels.tree_verify import gdn_reference  # noqa: E402
 from specpilot_kernels.tree_verify import stock as stock_kernels  # noqa: E402
+from specpilot_kernels.tree_verify.records import GdnShape  # noqa: E402
 from specpilot_kernels.tree_verify.stock import (  # noqa: E402
     Batch,
     Snapshots,
@@ -23,6 +25,10 @@ from specpilot_kernels.tree_verify.stock import (  # noqa: E402
 )
 
 pytestmark = pytest.mark.gpu
+
+LARGE = GdnShape(16, 48, 128, 128)
+DEMO = GdnShape(2, 2, 64, 64)
+KINDS = ("random", "near-equal keys", "strong gates")
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +51,9 @@ def moved_on(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 16, 33])
 def test_path_and_commit_have_the_bits_of_stock(
-    stock: Stock, rows: int, kind: str, shape: object
+    stock: Stock, rows: int, kind: str, shape: GdnShape
 ) -> None:
-    case = make([chain(rows), chain(rows)], shape=shape, kind=kind, seed=rows).to("cuda")  # type: ignore[arg-type]
+    case = make([chain(rows), chain(rows)], shape=shape, kind=kind, seed=rows).to("cuda")
     out, record = run(case, "path")
     states, windows = moved_on(case)
     batch = Batch.of(case.slot, rows)
@@ -90,6 +96,6 @@ def test_stock_rounds_the_convolution_of_a_tree_differently(stock: Stock) -> Non
         convolved, case.a, case.b, case.weights, states, batch, LARGE, snapshots=snapshots,
         tree=of_stock,
     )  # fmt: skip
-    close = ~far_apart(out.view_as(expected), expected)
+    close = ~gdn_reference.far_apart(out.view_as(expected), expected)
     assert close.double().mean() > 0.9
     assert torch.allclose(out.view_as(expected).float(), expected.float(), rtol=0.05, atol=0.02)

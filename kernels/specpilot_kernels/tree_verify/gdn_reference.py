@@ -160,3 +160,15 @@ def replay(x: Inputs, state: Tensor, accepted: list[int]) -> Tensor:
 def next_window(window: Tensor, mixed: Tensor, accepted: list[int]) -> Tensor:
     """Window [C, 3] after the rows `accepted` of mixed [R, C]."""
     return torch.cat([window, mixed[accepted].T], dim=1)[:, -(WIDTH - 1) :]
+
+
+def far_apart(actual: Tensor, expected: Tensor) -> Tensor:
+    """Where bfloat16 [.., V] differ by more than rounding explains: bool, as they are.
+
+    That is more than one step of bfloat16 and more than 2^-17 of the largest output of the row and
+    head, which entries that nearly cancel may be off by.
+    """
+    x, y = actual.float(), expected.float()
+    exponent = torch.frexp(torch.maximum(x.abs(), y.abs())).exponent.float()
+    allowed = torch.maximum(torch.exp2(exponent - 8), 2.0**-17 * y.abs().amax(-1, keepdim=True))
+    return ~((x - y).abs() <= allowed)

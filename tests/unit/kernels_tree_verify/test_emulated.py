@@ -14,10 +14,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from emulated import EmulatedGpu, Verified, emulated_gpu, gpu, verify  # noqa: E402, F401
-from gdn_cases import Case, chain, far_apart, make, random_tree, unused  # noqa: E402
+from gdn_cases import Case, chain, make, random_tree, same_bits, unused  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from specpilot_kernels.tree_verify import conv, modules  # noqa: E402
+from specpilot_kernels.tree_verify import (  # noqa: E402
+    conv,
+    gdn_reference,
+    modules,
+)
 from specpilot_kernels.tree_verify.commit import GdnCommit  # noqa: E402
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord  # noqa: E402
 from specpilot_kernels.tree_verify.verify import gdn_tree_verify  # noqa: E402
@@ -42,30 +46,25 @@ def reference(case: Case, method: str = "path") -> Tensor:
     return out.view(requests, rows, *out.shape[1:])
 
 
-def same_bits(x: Tensor, y: Tensor) -> bool:
-    words = {2: torch.int16, 4: torch.int32}[x.element_size()]
-    return torch.equal(x.contiguous().view(words), y.contiguous().view(words))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_trees_of_every_kind(method: str, kind: str) -> None:
     trees = [random_tree(19, 1), unused(random_tree(11, 2), 19)]
     case = make(trees, shape=SMALL, kind=kind, bias=kind == "random")
-    assert not far_apart(verify(case, method).out, reference(case)).any()
+    assert not gdn_reference.far_apart(verify(case, method).out, reference(case)).any()
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 65])
 def test_every_variant_of_wy(rows: int) -> None:
     """Chains of 33 and 65 rows are solved in two and three blocks."""
     case = make([chain(rows)], shape=GdnShape(1, 1, 64, 64))
-    assert not far_apart(verify(case, "wy").out, reference(case)).any()
+    assert not gdn_reference.far_apart(verify(case, "wy").out, reference(case)).any()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_heads_of_128(method: str) -> None:
     case = make([random_tree(33, 7)], shape=LARGE)
-    assert not far_apart(verify(case, method).out, reference(case)).any()
+    assert not gdn_reference.far_apart(verify(case, method).out, reference(case)).any()
 
 
 def test_shared_memory_is_what_the_launch_asks_for(emulated_gpu: EmulatedGpu) -> None:  # noqa: F811
@@ -210,7 +209,7 @@ def test_states_that_cannot_be_split(value: float) -> None:
     case.states[case.slot[0], 0, column, 3] = value
     out, expected = verify(case, "wy").out, reference(case)
     others = [c for c in range(64) if c != column]
-    assert not far_apart(out[..., others], before[..., others]).any()
+    assert not gdn_reference.far_apart(out[..., others], before[..., others]).any()
     seen, right = out[..., column].float(), expected[..., column].float()
     assert torch.equal(seen.isfinite(), right.isfinite())
     assert torch.allclose(seen[right.isfinite()], right[right.isfinite()], rtol=2**-6)

@@ -8,10 +8,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gdn_cases import Case, chain, far_apart, make, random_tree  # noqa: E402
+from gdn_cases import Case, chain, make, random_tree  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from specpilot_kernels.tree_verify import checks, modules, stock  # noqa: E402
+from specpilot_kernels.tree_verify import (  # noqa: E402
+    checks,
+    gdn_reference,
+    modules,
+    stock,
+)
 from specpilot_kernels.tree_verify.commit import GdnCommit  # noqa: E402
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord, tables  # noqa: E402
 from specpilot_kernels.tree_verify.verify import gdn_tree_verify  # noqa: E402
@@ -31,7 +36,7 @@ def run(case: Case, record: ReplayRecord | None = None, **options: object) -> Te
 def test_methods_agree_and_auto_is_one_of_them() -> None:
     case = make([random_tree(17, 1)], shape=SHAPE)
     path, wy = run(case, method="path"), run(case, method="wy")
-    assert not far_apart(wy, path).any()
+    assert not gdn_reference.far_apart(wy, path).any()
     assert torch.equal(run(case), wy)
     long = make([chain(80)], shape=SHAPE)
     assert torch.equal(run(long), run(long, method="path"))
