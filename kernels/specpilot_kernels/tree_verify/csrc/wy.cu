@@ -58,10 +58,10 @@ struct Place {
 
 // ---- 1: load -----------------------------------------------------------------------------------
 
-// Bring the state to L2. The slot may be one that an earlier kernel is about to replace, and the
-// state too: nothing of what is read here is used.
+// Bring the state to L2, before what it depends on is there: the slot may be one that an earlier
+// kernel is about to replace, and the state too. L2 stays right, and nothing is used or left in L1.
 __device__ __forceinline__ void prefetch_state(const Params& p, const Place& place) {
-  const i64 slot = p.slot[blockIdx.y];
+  const i64 slot = __ldcg(p.slot + blockIdx.y);
   if (slot < 0 || slot >= p.slots) return;
   for (int line = threadIdx.x; line < kSlice * KDIM / 32; line += kThreads)
     prefetch(place.state(p, slot) + 32 * line);
