@@ -56,7 +56,9 @@ def all_modules() -> tuple[KernelModule, ...]:
     """Return every module of the package; imports neither torch nor CUDA."""
     from specpilot_kernels.chained import modules as chained
     from specpilot_kernels.probe import modules as probe
+    from specpilot_kernels.tree_verify import modules as tree_verify
     from specpilot_kernels.w12 import modules as w12
 
     gemm = (*w12.gemm_sm90_modules(), *w12.gemm_mma_modules())
-    return (w12.ENCODER, w12.DECODER, *gemm, *chained.all_modules(), probe.STREAM_READ)
+    others = (*chained.all_modules(), *tree_verify.modules(), probe.STREAM_READ)
+    return (w12.ENCODER, w12.DECODER, *gemm, *others)

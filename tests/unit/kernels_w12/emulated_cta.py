@@ -23,7 +23,7 @@ Array = npt.NDArray[np.generic]
 
 POISON = 0x7FC5  # a NaN
 
-_FOLDER = Path(registry.__file__).parent / "w12/csrc"
+_PACKAGE = Path(registry.__file__).parent
 _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
 _FUNCTION = re.compile(
     r"^(?:template <[^\n]*>\n)?__device__ __forceinline__ [^{;]*\{.*?^\}\n",
@@ -34,7 +34,7 @@ _DYNAMIC = re.compile(r"extern __shared__ [^\n]* (\w+)\[\];")
 
 def compile_kernel(module: registry.KernelModule, driver: str, folder: Path) -> ctypes.CDLL:
     """Compile the kernel without its helpers in PTX, which the emulator has."""
-    source = "".join(_with_includes(_FOLDER.parent.parent / module.source, set()))
+    source = "".join(_with_includes(_PACKAGE / module.source, set()))
     source = _FUNCTION.sub(
         lambda found: "" if "asm" in found[0] or "__cvta" in found[0] else found[0], source
     )
@@ -59,8 +59,10 @@ def _with_includes(path: Path, seen: set[Path]) -> Iterator[str]:
     for found in _INCLUDE.finditer(text):
         yield text[end : found.start()]
         end = found.end()
-        if path.parent / found[1] not in seen:
-            yield from _with_includes(path.parent / found[1], seen)
+        beside = path.parent / found[1]
+        included = beside if beside.is_file() else _PACKAGE / found[1]
+        if included not in seen:
+            yield from _with_includes(included, seen)
     yield text[end:]
 
 

@@ -91,7 +91,7 @@ auto with_warp(const T& value, Read read) {
 }  // namespace emulator
 
 inline Index threadIdx, blockIdx;
-alignas(1024) inline unsigned char shared[1 << 17];  // dynamic; static variables: cta_statics
+alignas(1024) inline unsigned char shared[1 << 18];  // dynamic; static variables: cta_statics
 extern unsigned char __start_cta_statics[], __stop_cta_statics[];
 
 // ---- intrinsics --------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 // and the dropped mantissa bits are put at their midpoint) is defined before.
 #pragma once
 
+#include "common/async_copy.cuh"
+#include "common/dependent_launch.cuh"
+
 #ifndef VIEW_ONLY
 #define VIEW_ONLY 0
 #endif
@@ -20,11 +23,6 @@ constexpr int kFetchBytes = VIEW_ONLY ? kViewBytes : kRecordBytes;
 
 // ---- PTX helpers -------------------------------------------------------------------------------
 
-// The 32-bit address of a generic pointer to shared memory.
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
 // Read 16 or 8 bytes of shared memory.
 __device__ __forceinline__ void load16(u32 address, u32 (&words)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -33,37 +31,6 @@ __device__ __forceinline__ void load16(u32 address, u32 (&words)[4]) {
 }
 __device__ __forceinline__ void load8(u32 address, u32 (&words)[2]) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(address));
-}
-
-// Close the group of this thread's background copies (cp.async) since the last call.
-__device__ __forceinline__ void copies_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Wait until at most `pending` of this thread's groups, the latest ones, are unfinished.
-template <int pending>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
-
-// Ask for the 128 bytes around `source` to be brought into L2.
-__device__ __forceinline__ void prefetch(const void* source) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
-}
-
-// Let the next kernel of the stream start; it still waits for our results by itself. Dependent
-// launch exists since sm_90; before, this does nothing.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Wait until every kernel this one was launched to depend on has ended and its writes are visible.
-__device__ __forceinline__ void wait_for_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 // ---- the work split ----------------------------------------------------------------------------

@@ -33,6 +33,7 @@
 // Compile-time: COLS (rows of x rounded up: 8, 16, 32, 48, 64), STAGES, VIEW_ONLY (see gemm.cuh),
 // STREAM_ONLY (1: move every byte, multiply nothing; the floor that benchmarks print beside it).
 
+#include "common/mma.cuh"
 #include "gemm.cuh"
 
 #ifndef STREAM_ONLY
@@ -72,13 +73,6 @@ using Sums = float[kGroups][4];
 
 // ---- PTX helpers -------------------------------------------------------------------------------
 
-// Copy `bytes` <= 16 of global memory to 16 bytes of shared memory in the background, past L1; the
-// rest becomes zero.
-__device__ __forceinline__ void copy16(u32 target, const void* source, u32 bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
-               "r"(bytes) : "memory");
-}
-
 // A barrier of all warps. They reach it in different places, which __syncthreads does not allow.
 __device__ __forceinline__ void everyone_meets() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kThreads) : "memory");
@@ -95,14 +89,6 @@ __device__ __forceinline__ void load_matrices(u32 address, u32 (&b)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                : "r"(address));
-}
-
-// d [16, 8] += A [16, 16] x B [16, 8].
-__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7},"
-      " {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // ---- copies into the ring ----------------------------------------------------------------------
