@@ -1,0 +1,108 @@
+"""The CUDA sources of the tree kernels against the CPU's builders, byte for byte.
+
+No GPU here: compiled as C++, run by the emulator of one CTA. Float64 additions, multiplications
+and divisions are IEEE's on both, so equality here is equality on a GPU as far as the compiler
+keeps the operations apart; tests/gpu sees to that, and to speed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from emulated_trees import EmulatedTrees
+from tree_cases import KINDS, lattice, target_choices
+
+from specpilot_kernels.trees import calibration_table
+from specpilot_kernels.trees.gpu import DeviceTrees, accept_path, build_trees
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedTrees:
+    """Both kernels."""
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    return EmulatedTrees(tmp_path_factory.mktemp("emulator"))
+
+
+def assert_same(found: DeviceTrees, wanted: DeviceTrees) -> None:
+    for field in fields(DeviceTrees):
+        left, right = getattr(found, field.name), getattr(wanted, field.name)
+        if isinstance(left, torch.Tensor):
+            left, right = left.view(torch.uint8), right.view(torch.uint8)
+            assert torch.equal(left, right), field.name
+        else:
+            assert left == right
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_of_every_kind_of_lattice(emulated: EmulatedTrees, kind: str) -> None:
+    for seed, (shape, n_nodes) in enumerate(
+        [((3, 15, 16, 16), 32), ((1, 15, 16, 16), 63), ((2, 7, 5, 5), 33), ((2, 4, 2, 2), 128)]
+    ):
+        given = lattice(seed, kind, shape)
+        assert_same(emulated.build(*given, n_nodes), build_trees(*given, n_nodes))
+
+
+def test_every_number_of_candidates(emulated: EmulatedTrees) -> None:
+    for candidates in (*range(1, 18), 31, 32):
+        kind = ("smooth", "two values", "permuted rows", "broken")[candidates % 4]
+        given = lattice(candidates, kind, (1, 6, candidates, candidates))
+        assert_same(emulated.build(*given, 40), build_trees(*given, 40))
+
+
+def test_every_number_of_positions_and_depth_caps(emulated: EmulatedTrees) -> None:
+    for positions in range(1, 32):
+        kind = ("smooth", "two values", "sharp")[positions % 3]
+        given = lattice(positions, kind, (1, positions, 4, 4), ids=torch.int32)
+        cap = None if positions % 2 else positions // 3
+        found = emulated.build(*given, 33, max_depth=cap)
+        assert_same(found, build_trees(*given, 33, max_depth=cap))
+
+
+@pytest.mark.parametrize("kind", ["smooth", "all equal", "impossible"])
+def test_every_budget_is_a_prefix(emulated: EmulatedTrees, kind: str) -> None:
+    given = lattice(3, kind, (1, 31, 16, 16))
+    whole = emulated.build(*given, 128)
+    assert_same(whole, build_trees(*given, 128))
+    for n_nodes in (0, 1, 2, 31, 32, 33, 63, 64, 65, 96, 127):
+        part = emulated.build(*given, n_nodes)
+        for name in ("token", "parent", "depth", "score", "tap"):
+            assert torch.equal(getattr(part, name), getattr(whole, name)[:, : n_nodes + 1])
+
+
+@pytest.mark.parametrize("kind", ["smooth", "two values", "huge", "broken"])
+def test_scores_without_a_predecessor(emulated: EmulatedTrees, kind: str) -> None:
+    given = lattice(5, kind, (2, 15, 1, 16))
+    logsumexp = given[1].amax(dim=(2, 3)).nan_to_num(0.0, 3e38, -3e38) + 0.75
+    for norm in (None, logsumexp):
+        found = emulated.build(*given, 48, logsumexp=norm)
+        assert_same(found, build_trees(*given, 48, logsumexp=norm))
+
+
+@pytest.mark.parametrize("kind", ["smooth", "two values", "sharp", "broken"])
+def test_calibrated_scores(emulated: EmulatedTrees, kind: str) -> None:
+    given = lattice(6, kind, (2, 9, 16, 16))
+    recall = np.linspace(0.98, 0.4, 15)  # of more positions than this drafter is asked for
+    table = torch.from_numpy(calibration_table(1.37, recall.tolist()))
+    found = emulated.build(*given, 40, calibration=table)
+    assert_same(found, build_trees(*given, 40, calibration=table))
+    assert not torch.equal(found.score, build_trees(*given, 40).score)
+
+
+@pytest.mark.parametrize("agree", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("n_nodes", [0, 1, 32, 63, 128])
+def test_accepted_paths(emulated: EmulatedTrees, n_nodes: int, agree: float) -> None:
+    for seed, kind in enumerate(("smooth", "two values", "impossible", "broken")):
+        shape = (4, 12, 6, 6) if seed else (4, 3, 2, 2)  # the small one cannot fill the rows
+        trees = build_trees(*lattice(seed, kind, shape), n_nodes)
+        target = target_choices(seed, trees.token, trees.parent, agree=agree)
+        for found, wanted in zip(
+            emulated.accept(trees, target), accept_path(trees, target), strict=True
+        ):
+            assert torch.equal(found, wanted)
