@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from specpilot_kernels.trees._log_softmax import exponential, logarithm
+
 Scores = npt.NDArray[np.float32]
 Shape = tuple[int, int, int, int]  # B, L, P, K
 
@@ -27,7 +29,7 @@ def _all_equal(rng: np.random.Generator, shape: Shape) -> Scores:
 
 
 def _permuted_rows(rng: np.random.Generator, shape: Shape) -> Scores:
-    """Every row holds the same scores in another order, so norms differ in their last bits alone."""
+    """Every row holds the same scores in another order: norms differ in their last bits alone."""
     row = rng.normal(size=shape[-1]).astype(np.float32) * np.float32(2.0)
     return rng.permuted(np.broadcast_to(row, shape), axis=-1)
 
@@ -107,6 +109,33 @@ def lattice(
     tokens = rng.integers(0, 4 * candidates, size=(batch, positions, candidates))
     anchor = rng.integers(0, 200_000, size=batch)
     return torch.from_numpy(tokens).to(ids), torch.from_numpy(scores), torch.from_numpy(anchor)
+
+
+def knife_edge(
+    seed: int, candidates: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`lattice` of one position, and a calibration that makes its scores hang on one bit.
+
+    Before rounding, the log-probability of the best candidate lies in the middle between two
+    float32 values, so that any other way to compute the norm rounds to the wrong one.
+    """
+    ids, _, anchor = lattice(seed, "smooth", (1, 1, candidates, candidates))
+    row = np.random.default_rng(seed).normal(size=candidates).astype(np.float32)
+    shifted = row.astype(np.float64) - float(row.max())
+    exact = -logarithm(sum(map(exponential, shifted.tolist())))
+    near = np.float32(1.25 * exact)  # within a factor of two, so that the difference is exact
+    middle = (float(near) + float(np.nextafter(near, np.float32(-np.inf)))) / 2
+    scores = np.broadcast_to(row, (1, 1, candidates, candidates)).copy()
+    calibration = torch.tensor([[1.0, middle - exact]], dtype=torch.float64)
+    return ids, torch.from_numpy(scores), anchor, calibration
+
+
+def dyadic(seed: int, shape: Shape) -> tuple[torch.Tensor, ...]:
+    """`lattice` with scores whose sums tie at many depths, and the zero norms that keep them so."""
+    ids, scores, anchor = lattice(seed, "two values", shape)
+    values = np.array([-2.0, -1.0, -0.5, -0.0, 0.0], dtype=np.float32)
+    chosen = np.random.default_rng(seed).integers(0, 5, size=tuple(scores.shape))
+    return ids, torch.from_numpy(values[chosen]), anchor, torch.zeros(shape[:2])
 
 
 def target_choices(

@@ -40,7 +40,7 @@ def build(
         rows = slice(1, tree.n_nodes + 1)
         token[request, rows], parent[request, rows] = tree.token, tree.parent + 1
         with np.errstate(over="ignore"):  # a sum below float32's range is -inf there
-            depth[request, rows], score[request, rows] = tree.depth, tree.score
+            depth[request, rows], score[request, rows] = tree.depth, tree.score + 0.0  # not -0
     _tables(parent, ancestors, tap)
 
 

@@ -7,18 +7,23 @@ keeps the operations apart; tests/gpu sees to that, and to speed.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
+import torch
+from cuda_emulator import compile_kernel
 from emulated_trees import EmulatedTrees
-from tree_cases import KINDS, lattice, target_choices
+from tree_cases import KINDS, dyadic, knife_edge, lattice, target_choices
 
-from specpilot_kernels.trees import calibration_table
+from specpilot_kernels.trees import calibration_table, modules
+from specpilot_kernels.trees._log_softmax import exponential, logarithm
 from specpilot_kernels.trees.gpu import DeviceTrees, accept_path, build_trees
 
 
@@ -80,7 +85,7 @@ def test_every_budget_is_a_prefix(emulated: EmulatedTrees, kind: str) -> None:
 def test_scores_without_a_predecessor(emulated: EmulatedTrees, kind: str) -> None:
     given = lattice(5, kind, (2, 15, 1, 16))
     logsumexp = given[1].amax(dim=(2, 3)).nan_to_num(0.0, 3e38, -3e38) + 0.75
-    for norm in (None, logsumexp):
+    for norm in (None, logsumexp, torch.zeros(2, 15)):
         found = emulated.build(*given, 48, logsumexp=norm)
         assert_same(found, build_trees(*given, 48, logsumexp=norm))
 
@@ -93,6 +98,50 @@ def test_calibrated_scores(emulated: EmulatedTrees, kind: str) -> None:
     found = emulated.build(*given, 40, calibration=table)
     assert_same(found, build_trees(*given, 40, calibration=table))
     assert not torch.equal(found.score, build_trees(*given, 40).score)
+
+
+def test_ties_between_depths(emulated: EmulatedTrees) -> None:
+    for candidates, positions in ((2, 9), (3, 5), (5, 4)):
+        given = dyadic(candidates, (40, positions, candidates, candidates))
+        found = emulated.build(*given[:3], 24, logsumexp=given[3])
+        assert_same(found, build_trees(*given[:3], 24, logsumexp=given[3]))
+
+
+def test_the_last_bit_of_a_norm(emulated: EmulatedTrees) -> None:
+    for seed in range(60):
+        *given, calibration = knife_edge(seed, 16)
+        found = emulated.build(*given, 4, calibration=calibration)
+        assert_same(found, build_trees(*given, 4, calibration=calibration))
+
+
+_FUNCTIONS_DRIVER = """
+#include "gpu_emulator.h"
+KERNEL
+extern "C" void run(const double* x, double* exponentials, double* logarithms, int count) {
+  for (int i = 0; i < count; ++i) {
+    exponentials[i] = exponential(-x[i]);
+    logarithms[i] = logarithm(1.0 + x[i]);
+  }
+}
+"""
+
+
+def test_exponential_and_logarithm_bit_for_bit(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator needs g++")
+    module = replace(modules.build_trees(16), source="trees/csrc/log_softmax.cuh")
+    library = compile_kernel(module, _FUNCTIONS_DRIVER, tmp_path)
+    spread = 42.0 * np.random.default_rng(0).random(20_000) ** 3
+    x = np.array([0.0, 5e-324, 1e-16, 0.41421356237309515, 1.0, 31.0, 40.0, np.inf, np.nan])
+    x = np.concatenate([np.where(x == np.inf, 1e300, x), spread])
+    found = np.empty((2, x.size))
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (x, found[0], found[1])]
+    library.run(*pointers, x.size)
+    wanted = [[exponential(-v) for v in x.tolist()], [logarithm(1.0 + v) for v in x.tolist()]]
+    assert np.array_equal(found, wanted, equal_nan=True)
+    with np.errstate(under="ignore"):
+        np.testing.assert_allclose(found[0], np.where(x > 40, 0.0, np.exp(-x)), rtol=2e-14)
+    np.testing.assert_allclose(found[1], np.log(1.0 + x), rtol=4e-15)
 
 
 @pytest.mark.parametrize("agree", [0.0, 0.3, 0.9, 1.0])
