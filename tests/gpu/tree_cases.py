@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from specpilot_kernels.trees._log_softmax import exponential, logarithm
+from specpilot_kernels.trees.gpu import DeviceTrees
 
 Scores = npt.NDArray[np.float32]
 Shape = tuple[int, int, int, int]  # B, L, P, K
@@ -153,3 +155,23 @@ def target_choices(
             if parents[row] >= 0 and rng.random() < agree:
                 target[request, parents[row]] = tokens[row]
     return torch.from_numpy(target)
+
+
+def poisoned(trees: DeviceTrees) -> DeviceTrees:
+    """The same trees, every byte 0x5A."""
+    for tensor in tensors_of(trees).values():
+        tensor.view(torch.uint8).fill_(0x5A)
+    return trees
+
+
+def tensors_of(trees: DeviceTrees) -> dict[str, torch.Tensor]:
+    """The tensors of trees by name."""
+    return {f.name: getattr(trees, f.name) for f in fields(trees) if f.name != "max_depth"}
+
+
+def assert_same(found: DeviceTrees, wanted: DeviceTrees) -> None:
+    """Compare all bytes, zeros' signs included."""
+    assert found.max_depth == wanted.max_depth
+    for name, tensor in tensors_of(wanted).items():
+        other = tensors_of(found)[name].cpu()
+        assert torch.equal(other.view(torch.uint8), tensor.view(torch.uint8)), name

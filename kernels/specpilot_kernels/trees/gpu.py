@@ -166,7 +166,7 @@ def _build(
         return
     batch, positions, predecessors, candidates = scores.shape
     variant = next(size for size in modules.CANDIDATES if candidates <= size)
-    shared = modules.build_shared_bytes(positions, predecessors, candidates, variant)
+    shared = modules.build_shared_bytes(positions, predecessors, variant)
     launcher = launch.prepare(
         modules.build_trees(variant), "build_trees", block=(modules.BUILD_THREADS, 1, 1),
         device=scores.device.index, options=launch.Options(shared_bytes=shared),

@@ -43,7 +43,7 @@ def all_modules() -> tuple[KernelModule, ...]:
     return (*(build_trees(candidates) for candidates in CANDIDATES), ACCEPT_PATH)
 
 
-def build_shared_bytes(positions: int, predecessors: int, candidates: int, variant: int) -> int:
-    """Dynamic shared memory of the builder: ranked scores, token ids, ranked candidates."""
-    ranked = (1 + (positions - 1) * predecessors) * (variant + 1)
-    return 4 * ranked + 4 * positions * candidates + ranked
+def build_shared_bytes(positions: int, predecessors: int, variant: int) -> int:
+    """Dynamic shared memory of the builder: rows, ranked scores, ranked candidates."""
+    places = (1 + (positions - 1) * predecessors) * (variant + 1) + 1
+    return 16 * (MAX_NODES + 1) + 4 * places + places

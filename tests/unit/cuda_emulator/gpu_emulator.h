@@ -126,6 +126,7 @@ inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
 inline float __double2float_rn(double value) { return static_cast<float>(value); }
 inline int __ffs(unsigned value) { return __builtin_ffs(static_cast<int>(value)); }
+inline int __clz(int value) { return value ? __builtin_clz(static_cast<unsigned>(value)) : 32; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, int shift) {
   return static_cast<unsigned>((uint64_t{high} << 32 | low) >> shift);
 }

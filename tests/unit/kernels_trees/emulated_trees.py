@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from cuda_emulator import compile_kernel
+from tree_cases import poisoned, tensors_of
 
 from specpilot_kernels.registry import KernelModule
 from specpilot_kernels.trees import modules
@@ -84,13 +85,13 @@ class EmulatedTrees:
         variant = next(size for size in modules.CANDIDATES if candidates <= size)
         cap = positions if max_depth is None else min(max_depth, positions)
         out = poisoned(DeviceTrees.empty(batch, n_nodes, cap, torch.device("cpu")))
-        outputs = [getattr(out, f.name) for f in fields(out) if f.name != "max_depth"]
         status = self._builder(variant).run(
-            _pointers([candidate_ids, scores, anchor, logsumexp, calibration, *outputs]),
+            _pointers([candidate_ids, scores, anchor, logsumexp, calibration,
+                       *tensors_of(out).values()]),
             _numbers([candidate_ids.dtype == torch.int64, positions, predecessors, candidates,
                       n_nodes, cap]),
             batch,
-            modules.build_shared_bytes(positions, predecessors, candidates, variant),
+            modules.build_shared_bytes(positions, predecessors, variant),
         )  # fmt: skip
         assert status == 0
         return out
@@ -118,14 +119,6 @@ def with_threads(module: KernelModule, threads: int) -> KernelModule:
     """The module with another number of threads per block."""
     macros = tuple((n, threads if n == "THREADS" else value) for n, value in module.macros)
     return replace(module, macros=macros)
-
-
-def poisoned(trees: DeviceTrees) -> DeviceTrees:
-    """The same trees, every byte 0x5A."""
-    for field in fields(trees):
-        if field.name != "max_depth":
-            getattr(trees, field.name).view(torch.uint8).fill_(0x5A)
-    return trees
 
 
 def _pointers(tensors: list[torch.Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:

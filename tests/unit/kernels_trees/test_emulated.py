@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 from cuda_emulator import compile_kernel
 from emulated_trees import EmulatedTrees
-from tree_cases import KINDS, dyadic, knife_edge, lattice, target_choices
+from tree_cases import KINDS, assert_same, dyadic, knife_edge, lattice, target_choices
 
 from specpilot_kernels.trees import calibration_table, modules
 from specpilot_kernels.trees._log_softmax import exponential, logarithm
-from specpilot_kernels.trees.gpu import DeviceTrees, accept_path, build_trees
+from specpilot_kernels.trees.gpu import accept_path, build_trees
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +33,6 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> EmulatedTrees:
     if shutil.which("g++") is None:
         pytest.skip("the emulator needs g++")
     return EmulatedTrees(tmp_path_factory.mktemp("emulator"))
-
-
-def assert_same(found: DeviceTrees, wanted: DeviceTrees) -> None:
-    for field in fields(DeviceTrees):
-        left, right = getattr(found, field.name), getattr(wanted, field.name)
-        if isinstance(left, torch.Tensor):
-            left, right = left.view(torch.uint8), right.view(torch.uint8)
-            assert torch.equal(left, right), field.name
-        else:
-            assert left == right
 
 
 @pytest.mark.parametrize("kind", KINDS)
