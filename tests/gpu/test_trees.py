@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specpilot_kernels.trees import calibration_table
+
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
 cases = pytest.importorskip("tree_cases")
 gpu = pytest.importorskip("specpilot_kernels.trees.gpu")
-
-from specpilot_kernels.trees import calibration_table
 
 pytestmark = pytest.mark.gpu
 

@@ -34,7 +34,7 @@ def edge_log_probs(
     [..., L, P, K] then. Raises ValueError without candidates or on another shape.
     """
     wide = np.ascontiguousarray(scores, dtype=np.float64)
-    if wide.ndim == 0 or wide.shape[-1] == 0:
+    if wide.shape[-1] == 0:
         raise ValueError(f"scores of shape {wide.shape} have no candidates")
     table, rows_per_position = _UNCHANGED, 1
     if calibration is not None:
