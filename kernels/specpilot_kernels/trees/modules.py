@@ -45,5 +45,5 @@ def all_modules() -> tuple[KernelModule, ...]:
 
 def build_shared_bytes(positions: int, predecessors: int, variant: int) -> int:
     """Dynamic shared memory of the builder: rows, ranked scores, ranked candidates."""
-    places = (1 + (positions - 1) * predecessors) * (variant + 1) + 1
+    places = (1 + (positions - 1) * predecessors) * (variant + 1)
     return 16 * (MAX_NODES + 1) + 4 * places + places

@@ -157,12 +157,12 @@ __device__ __forceinline__ u64 extend(const Ranking& ranking, double base, int p
   return candidate == kAbsent ? 0 : to_key(score);
 }
 
-// What follows `open`. It may be asked again: the answer stays. The place after the last one of
-// all, where no path goes on, exists.
+// What follows `open`. It may be asked again: the answer stays.
 __device__ __forceinline__ void look_ahead(Open& open, const Ranking& ranking) {
   const bool exists = open.key != 0, has_child = exists && open.depth < ranking.max_depth;
   const int first = has_child ? ranking.children(open.depth, open.candidate) : 0;
-  const u64 sibling = extend(ranking, open.base, open.place + 1, open.sibling_candidate);
+  const int next = exists ? open.place + 1 : 0;
+  const u64 sibling = extend(ranking, open.base, next, open.sibling_candidate);
   const u64 child = extend(ranking, to_score(open.key), first, open.child_candidate);
   open.sibling = exists ? sibling : 0;
   open.child = has_child ? child : 0;
@@ -197,7 +197,7 @@ __device__ __forceinline__ int grow(Row* rows, const Ranking& ranking, int n_nod
     open[0].key = extend(ranking, 0.0, 0, open[0].candidate);
     open[0].depth = 1, open[0].tie = 1u << 16;
   }
-  rows[0] = {to_key(0.0), -1, 0};
+  if (lane == 0) rows[0] = {to_key(0.0), -1, 0};
   bool changed[kSlots];
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) changed[s] = s == 0;
@@ -229,7 +229,7 @@ __device__ __forceinline__ int grow(Row* rows, const Ranking& ranking, int n_nod
                                mine.candidate, winner);
     const u32 depth = packed >> 16 & 0xFF, candidate = packed & 0xFF;
     const int parent = static_cast<int>(packed >> 24) * 32 + winner;
-    rows[row] = {key, parent, static_cast<int>(depth << 8 | candidate)};
+    if (lane == 0) rows[row] = {key, parent, static_cast<int>(depth << 8 | candidate)};
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       Open& own = open[s];
@@ -274,16 +274,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __shared__ int built;
   const Shape shape{positions, predecessors, candidates};
   const i64 request = blockIdx.x;
-  const int n_ids = positions * candidates, places = ranked_rows(shape) * kStride;
+  const int n_ids = positions * candidates;
   Row* const rows = reinterpret_cast<Row*>(dynamic);
   float* const ranked = reinterpret_cast<float*>(rows + kMaxRows);
-  u8* const order = reinterpret_cast<u8*>(ranked + places + 1);
+  u8* const order = reinterpret_cast<u8*>(ranked + ranked_rows(shape) * kStride);
 
   fetch(scores + request * n_ids * predecessors, shape, ranked);
   __syncthreads();
   rank_all(shape, logsumexp ? logsumexp + request * positions : nullptr, calibration, ranked,
            order);
-  if (threadIdx.x == 0) ranked[places] = 0.0f, order[places] = kAbsent;
   __syncthreads();
   if (threadIdx.x < 32) {
     const Ranking ranking{ranked, order, kStride * predecessors, predecessors > 1 ? kStride : 0,
