@@ -20,7 +20,7 @@ using u64 = unsigned long long;
 constexpr u32 kWarp = 0xFFFFFFFFu;
 constexpr int kMaxRows = 129;
 constexpr int kStride = CANDIDATES + 1;  // a ranked row ends with a candidate that does not exist
-constexpr int kLast = -2147483647 - 1;
+constexpr int kLast = -2147483647 - 1;  // below every other score's integer
 constexpr u32 kAbsent = 255;  // in place of a candidate
 constexpr i64 kSign = static_cast<i64>(1ull << 63);
 constexpr int kNoParent = -2;  // of rows that the tree does not fill
@@ -34,7 +34,8 @@ struct Shape {
 // One row of the tree so far, row 0 being the anchor.
 struct __align__(16) Row {
   u64 key;  // of its path score
-  int parent, what;  // depth << 8 | candidate
+  int parent;
+  int what;  // depth << 8 | candidate; 0 for the anchor
 };
 
 // ---- candidates of every predecessor, best first -----------------------------------------------
@@ -50,6 +51,7 @@ __device__ __forceinline__ int ordered(float value) {
   return value != value ? kLast : bits ^ (bits >> 31 & 0x7FFFFFFF);
 }
 
+// One row's scores in descending order, each candidate beside its score.
 __device__ __forceinline__ void rank_row(const float (&value)[CANDIDATES], float* ranked,
                                          u8* order) {
   int key[CANDIDATES], rank[CANDIDATES];
