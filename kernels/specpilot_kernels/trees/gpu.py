@@ -93,8 +93,9 @@ def build_trees(
     of each candidate after each predecessor (P = K), or the same for all predecessors (P = 1).
     They are normalised over the K candidates; `logsumexp` [B, L] float32 is subtracted instead
     where it is given, which with P = 1 and unary logits builds DDTree's marginal trees.
-    anchor [B] int64: the last committed tokens. n_nodes: up to 128; K: up to 32; L: up to 255.
-    max_depth caps the depth below L. calibration [L or more, 2] float64: `calibration_table`.
+    anchor [B] int64: the last committed tokens. n_nodes: up to 128. K: up to 32; L: up to 255, and
+    on a GPU what fits in a block's memory, on any of them 73 positions of 16 candidates or 19 of
+    32. max_depth caps the depth below L. calibration [L or more, 2] float64: `calibration_table`.
     out: trees of the same size to fill, for fixed addresses.
 
     Raises ValueError on shapes, dtypes, devices and tensors with gaps; GpuError where a GPU cannot

@@ -6,11 +6,13 @@ Lattices, trees and tables as there; every function fills the tensors that it is
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from specpilot_kernels.trees.accept import follow
 from specpilot_kernels.trees.best_first import best_first_batch
 from specpilot_kernels.trees.lattice import edge_log_probs, marginal_log_probs
+from specpilot_kernels.trees.types import Int32
 
 _NO_PARENT = -2
 
@@ -44,20 +46,15 @@ def build(
     _tables(parent, ancestors, tap)
 
 
-def _tables(parent: np.ndarray, ancestors: np.ndarray, tap: np.ndarray) -> None:
+def _tables(parent: Int32, ancestors: npt.NDArray[np.uint64], tap: Int32) -> None:
     """Fill ancestors [B, R, words] and tap [B, R, 4] from parent [B, R]."""
-    n_rows = parent.shape[1]
+    requests, n_rows = np.arange(parent.shape[0]), parent.shape[1]
     ancestors[:] = 0
-    row = np.arange(n_rows)
-    requests = np.arange(parent.shape[0])
-    for own in range(n_rows):
-        above = parent[:, own]
-        inherits = np.where((above >= 0)[:, None], ancestors[requests, above], np.uint64(0))
-        ancestors[:, own] = inherits
-        ancestors[:, own, own // 64] |= np.where(above == _NO_PARENT, 0, 1 << own % 64).astype(
-            np.uint64
-        )
-    at = np.broadcast_to(row, parent.shape)
+    for row in range(n_rows):
+        above, used = parent[:, row], parent[:, row] != _NO_PARENT
+        ancestors[above >= 0, row] = ancestors[requests, above][above >= 0]
+        ancestors[used, row, row // 64] |= np.uint64(1 << row % 64)
+    at = np.broadcast_to(np.arange(n_rows, dtype=np.int32), parent.shape)
     for place in (3, 2, 1, 0):
         tap[:, :, place] = at
         above = np.take_along_axis(parent, np.maximum(at, 0), axis=1)
