@@ -57,8 +57,9 @@ def all_modules() -> tuple[KernelModule, ...]:
     from specpilot_kernels.chained import modules as chained
     from specpilot_kernels.probe import modules as probe
     from specpilot_kernels.tree_verify import modules as tree_verify
+    from specpilot_kernels.trees import modules as trees
     from specpilot_kernels.w12 import modules as w12
 
     gemm = (*w12.gemm_sm90_modules(), *w12.gemm_mma_modules())
-    others = (*chained.all_modules(), *tree_verify.modules(), probe.STREAM_READ)
-    return (w12.ENCODER, w12.DECODER, *gemm, *others)
+    small = (*chained.all_modules(), probe.STREAM_READ)
+    return (w12.ENCODER, w12.DECODER, *gemm, *small, *trees.all_modules(), *tree_verify.modules())

@@ -5,6 +5,8 @@ compute-sanitizer --report-api-errors no \\
     python -m pytest tests/gpu -m gpu -k "codec and (normal or odd or kind)"
 compute-sanitizer --report-api-errors no \\
     python -m pytest tests/gpu/test_w12_linear.py -m gpu -k "every_element and -33-"
+compute-sanitizer --report-api-errors no \\
+    python -m pytest tests/gpu/test_trees.py -m gpu -k "number or other or 32-0.95"
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `w12_cases`
+sys.path.insert(0, str(Path(__file__).parent))  # for `*_cases`
 
 Bits = npt.NDArray[np.uint16]
 

@@ -11,7 +11,12 @@ from specpilot_kernels.trees.best_first import (
 )
 from specpilot_kernels.trees.builders import BUILDERS, Builder, Lattices, build
 from specpilot_kernels.trees.chain import chain, chain_batch
-from specpilot_kernels.trees.lattice import edge_log_probs, marginal_log_probs, temper
+from specpilot_kernels.trees.lattice import (
+    calibration_table,
+    edge_log_probs,
+    marginal_log_probs,
+    temper,
+)
 from specpilot_kernels.trees.levels import eagle2, eagle2_batch, opt_tree, opt_tree_batch
 from specpilot_kernels.trees.reference import best_first_reference
 from specpilot_kernels.trees.sequoia import (
@@ -47,6 +52,7 @@ __all__ = [
     "best_first_batch",
     "best_first_reference",
     "build",
+    "calibration_table",
     "chain",
     "chain_batch",
     "check_tree",

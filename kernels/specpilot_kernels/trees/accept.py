@@ -7,6 +7,7 @@ follow is the bonus, which is committed too, so a step commits accepted nodes + 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,16 +29,21 @@ def walk_accepted(tree: Tree, target_next: npt.NDArray[Any]) -> tuple[Int64, int
             f"target_next has shape {target_next.shape}, but the tree has {tree.n_rows} rows"
         )
     wanted = target_next.tolist()
+    path = follow(tree.token.tolist(), tree.parent.tolist(), wanted)
+    last = path[-1] if path else -1
+    return np.array(path, dtype=np.int64), int(wanted[last + 1])
+
+
+def follow(token: Sequence[int], parent: Sequence[int], target_next: Sequence[int]) -> list[int]:
+    """The accepted nodes of a tree given as lists, for callers that have no `Tree`."""
     path: list[int] = []
     current = -1
     # Parents precede children, so one pass over the nodes meets the path in order.
-    for node, (token, parent) in enumerate(
-        zip(tree.token.tolist(), tree.parent.tolist(), strict=True)
-    ):
-        if parent == current and token == wanted[current + 1]:
+    for node, (drafted, above) in enumerate(zip(token, parent, strict=True)):
+        if above == current and drafted == target_next[current + 1]:
             path.append(node)
             current = node
-    return np.array(path, dtype=np.int64), int(wanted[current + 1])
+    return path
 
 
 def accepted_nodes(tree: Tree, truth: npt.NDArray[Any]) -> Int64:

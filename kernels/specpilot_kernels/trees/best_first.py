@@ -13,7 +13,12 @@ import numpy.typing as npt
 
 from specpilot_kernels.trees._jit import HAVE_NUMBA
 from specpilot_kernels.trees._native import many_trees, one_tree
-from specpilot_kernels.trees.lattice import as_candidates, as_edges, marginal_log_probs
+from specpilot_kernels.trees.lattice import (
+    as_candidates,
+    as_edges,
+    edge_log_probs,
+    marginal_log_probs,
+)
 from specpilot_kernels.trees.reference import best_first_reference
 from specpilot_kernels.trees.types import Int32, Tree, TreeBatch
 
@@ -78,12 +83,12 @@ def marginal(
 
 
 def warm_up() -> None:
-    """Compile the builder now, or load it from numba's cache.
+    """Compile builder and log-softmax now, or load them from numba's cache.
 
     The first tree of a process otherwise pays for it: up to seconds without a cache, which must
     not fall into a timed request. `marginal` and any lattice size use the same machine code.
     """
-    best_first(np.zeros((1, 1), dtype=np.int32), np.zeros((1, 1, 1), dtype=np.float32), 1)
+    best_first(np.zeros((1, 1), dtype=np.int32), edge_log_probs(np.zeros((1, 1, 1))), 1)
 
 
 def check_budget(n_nodes: int, max_depth: int | None) -> None:

@@ -7,5 +7,5 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 sys.path[:0] = [
-    str(_HERE.parents[1] / "gpu"), str(_HERE.parent / "kernels_w12"), str(_HERE)
+    str(_HERE.parents[1] / "gpu"), str(_HERE.parent / "cuda_emulator"), str(_HERE)
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_cta import compile_kernel
+from cuda_emulator import compile_kernel
 from gdn_cases import Case
 from torch import Tensor
 

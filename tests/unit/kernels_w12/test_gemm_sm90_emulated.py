@@ -17,13 +17,13 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+from cuda_emulator import compile_kernel
 from emulated_cta import (
     POISON,
     Bits,
     aligned,
     assert_accurate,
     bf16,
-    compile_kernel,
     encode,
     hard_weights,
     numbers,

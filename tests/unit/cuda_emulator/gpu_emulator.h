@@ -36,6 +36,8 @@ struct Index { unsigned x, y, z; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(16) int4 { int x, y, z, w; };
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 
 namespace emulator {
 
@@ -92,7 +94,8 @@ auto with_warp(const T& value, Read read) {
 
 inline Index threadIdx, blockIdx;
 alignas(1024) inline unsigned char shared[1 << 18];  // dynamic; static variables: cta_statics
-extern unsigned char __start_cta_statics[], __stop_cta_statics[];
+// Weak, since a kernel may have none.
+extern __attribute__((weak)) unsigned char __start_cta_statics[], __stop_cta_statics[];
 
 // ---- intrinsics --------------------------------------------------------------------------------
 
@@ -110,6 +113,20 @@ template <class To, class From> To bits_as(From value) {
   return result;
 }
 inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+inline float __int_as_float(int bits) { return bits_as<float>(bits); }
+inline int __float_as_int(float value) { return bits_as<int>(value); }
+inline long long __double_as_longlong(double value) { return bits_as<long long>(value); }
+inline double __longlong_as_double(long long bits) { return bits_as<double>(bits); }
+inline int __double2loint(double value) { return static_cast<int>(bits_as<uint64_t>(value)); }
+inline double __hiloint2double(int high, int low) {
+  return bits_as<double>(static_cast<uint64_t>(high) << 32 | static_cast<unsigned>(low));
+}
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline float __double2float_rn(double value) { return static_cast<float>(value); }
+inline int __ffs(unsigned value) { return __builtin_ffs(static_cast<int>(value)); }
+inline int __clz(int value) { return value ? __builtin_clz(static_cast<unsigned>(value)) : 32; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, int shift) {
   return static_cast<unsigned>((uint64_t{high} << 32 | low) >> shift);
 }
@@ -124,6 +141,23 @@ inline void __syncthreads() { emulator::meet(emulator::named[0], emulator::threa
 inline void __syncwarp() { emulator::meet(emulator::warps[emulator::current / 32], 32); }
 template <class T> T __shfl_sync(unsigned, T value, int lane) {
   return emulator::with_warp(value, [&](auto of) { return of(lane); });
+}
+inline unsigned __ballot_sync(unsigned, bool value) {
+  return emulator::with_warp(value, [](auto of) {
+    unsigned lanes = 0;
+    for (int i = 0; i < 32; ++i) lanes |= unsigned{of(i)} << i;
+    return lanes;
+  });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  return emulator::with_warp(value, [](auto of) {
+    unsigned best = of(0);
+    for (int i = 1; i < 32; ++i) best = max(best, of(i));
+    return best;
+  });
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value) {
+  return ~__reduce_max_sync(~0u, ~value);
 }
 
 // ---- helpers that are inline PTX in the kernel -------------------------------------------------
