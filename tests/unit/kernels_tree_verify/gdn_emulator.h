@@ -5,7 +5,6 @@
 
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(16) int4 { int x, y, z, w; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 using u8 = unsigned char;
 
@@ -32,6 +31,3 @@ inline unsigned to_bf16x2(float low, float high) { return to_bf16(low) | to_bf16
 inline unsigned multiply_bf16x2(unsigned x, unsigned y) {
   return to_bf16x2(half_of(x, 0) * half_of(y, 0), half_of(x, 1) * half_of(y, 1));
 }
-
-// The emulator clears the section of static shared variables, which some kernels have none of.
-[[gnu::used]] __shared__ int nobodys_variable;
