@@ -91,7 +91,7 @@ def fetch_file(source: str, name: str) -> Path | str:
     if match is None:
         raise InputError(f"not a hub id: `{source}`", where=source, hint="write `owner/name`")
     try:
-        from huggingface_hub import constants, errors, hf_hub_download
+        from huggingface_hub import errors, hf_hub_download
     except ImportError:
         return "huggingface_hub is not installed"
     silence = _silence()
@@ -166,7 +166,7 @@ def _no_answer(endpoint: str, limit_s: float) -> str | None:
     The Hub's client asks an unreachable host six times for every file. A thread asks first, since
     no limit of the client's holds for a name server that is silent.
     """
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import get_session
 
     outcome: list[str | None] = []
 

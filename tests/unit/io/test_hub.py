@@ -283,9 +283,7 @@ def unreachable(
             thread.start()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-        monkeypatch.setattr(
-            constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}"
-        )
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
         yield request.param, connections
         over.set()
         if thread.ident is not None:
