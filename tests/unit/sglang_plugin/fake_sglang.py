@@ -168,7 +168,10 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
             "get_parallel": lambda: SimpleNamespace(tp_size=engine.tp),
         },
         "utils.common": {"is_cpu": lambda: engine.cpu},
-        "server_args": {"add_quantization_method_choices": choices.extend, "choices": choices},
+        "arg_groups.choices": {
+            "add_quantization_method_choices": choices.extend,
+            "QUANTIZATION_CHOICES": choices,
+        },
     }
     made: dict[str, ModuleType] = {}
     for name, names in content.items():

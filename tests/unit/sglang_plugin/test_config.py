@@ -39,11 +39,11 @@ def prepare(plugin: Any, config: Any, **settings: Any) -> Any:
 
 
 def test_the_method_is_known_after_activation(plugin: Any) -> None:
-    from sglang.srt import server_args
+    from sglang.srt.arg_groups import choices
     from sglang.srt.layers import quantization
 
     state = activated(plugin)
-    assert "w12" in server_args.choices
+    assert "w12" in choices.QUANTIZATION_CHOICES
     for methods in ("QUANTIZATION_METHODS", "BASE_QUANTIZATION_METHODS",
                     "CPU_QUANTIZATION_METHODS"):  # fmt: skip
         assert getattr(quantization, methods)["w12"] is plugin.w12_config.W12Config

@@ -211,8 +211,9 @@ def _replace(path: Path, parts: Sequence[bytes | memoryview]) -> int:
             for part in parts:
                 size += stream.write(part)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # a failed write does not say of what
         raise
     return size
 

@@ -124,9 +124,9 @@ def _tower(name: str) -> str:
 def activate(config: PluginConfig, state: State) -> None:
     """Register the method in this process; imports SGLang's layers."""
     global _settings
+    from sglang.srt.arg_groups.choices import add_quantization_method_choices
     from sglang.srt.layers import quantization
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.srt.server_args import add_quantization_method_choices
 
     if config.w12 is None:
         return
