@@ -130,6 +130,7 @@ class Engine:
     tp = 1
     cpu = True
     lora = False
+    pdmux = False
 
 
 def stock_iterator(hf_weights_files: list[str], *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
@@ -165,6 +166,7 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
             "get_spec": lambda: spec,
             "get_lora": lambda: SimpleNamespace(enable_lora=engine.lora, lora_paths=None),
             "get_exec": lambda: SimpleNamespace(features=features),
+            "get_disagg": lambda: SimpleNamespace(enable_pdmux=engine.pdmux),
             "get_parallel": lambda: SimpleNamespace(tp_size=engine.tp),
         },
         "utils.common": {"is_cpu": lambda: engine.cpu},

@@ -201,6 +201,14 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
         prepare(plugin, plugin.w12_config.W12Config())
 
 
+def test_a_server_that_divides_the_gpu_is_refused(make_plugin: Callable[..., Any]) -> None:
+    """Some of the kernel's blocks would find no place, and the others wait for them."""
+    plugin = make_plugin(pdmux=True)
+    activated(plugin)
+    with pytest.raises(plugin.w12_product.W12Error, match="cannot run with --enable-pdmux"):
+        prepare(plugin, plugin.w12_config.W12Config())
+
+
 def test_a_server_on_the_cpu_asks_no_gpu(
     make_plugin: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,8 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", f"{_QWEN}._forward_input_proj", "(self, hidden_states)"),
     Hook("w12", "sglang.srt.layers.linear:ColumnParallelLinear.forward", "(self, input_)"),
     Hook("w12", "sglang.srt.runtime_context:get_lora", "()"),
+    # Asked whether prompts and answers share the GPU's multiprocessors.
+    Hook("w12", "sglang.srt.runtime_context:get_disagg", "()"),
     # Asked whether a drafter needs the head.
     Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),
