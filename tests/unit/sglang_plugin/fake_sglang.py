@@ -142,7 +142,9 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
     methods: dict[str, Any] = {"fp8": object}
     choices: list[str] = ["fp8"]
     spec = SimpleNamespace(
-        speculative_algorithm=engine.algorithm, speculative_draft_model_path=engine.drafter
+        speculative_algorithm=engine.algorithm,
+        speculative_draft_model_path=engine.drafter,
+        speculative_draft_model_revision=None,
     )
     features = SimpleNamespace(enable_fp32_lm_head=engine.fp32_head)
     content: dict[str, dict[str, Any]] = {
