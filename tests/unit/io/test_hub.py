@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -247,16 +246,13 @@ def test_what_the_hub_refuses(
     assert getattr(caught.value, "hint", None)
 
 
-# What the Hub's client takes to give up on one file of a host that refuses: 1+2+4+8+8 s.
-CLIENT_GIVES_UP_S = 23.0
-
-
 @pytest.fixture(params=["refuses", "never answers", "never ends a header"])
 def unreachable(
     request: pytest.FixtureRequest, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, list[int]]]:
-    """Kind of a Hub that cannot be asked, and a list that grows with every connection to it."""
-    connections: list[int] = []
+) -> Iterator[list[int]]:
+    """A list that grows with every attempt to reach a Hub that cannot be asked."""
+    attempts: list[int] = []
+    connect = socket.socket.connect
     over = threading.Event()
 
     def serve_one(connection: socket.socket) -> None:
@@ -272,31 +268,36 @@ def unreachable(
         with suppress(OSError):  # the listener is shut
             while True:
                 connection, _ = listener.accept()
-                connections.append(1)
                 threading.Thread(target=serve_one, args=(connection,), daemon=True).start()
+
+    def counted(self: socket.socket, address: tuple[str, int]) -> None:
+        if address[1] == port:
+            attempts.append(1)
+        connect(self, address)
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(socket.socket, "connect", counted)
         thread = threading.Thread(target=accept)
         if request.param != "refuses":
             listener.listen()
             thread.start()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
-        yield request.param, connections
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        yield attempts
         over.set()
         if thread.ident is not None:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
-def test_a_hub_that_cannot_be_asked_is_asked_once(
-    unreachable: tuple[str, list[int]], cached: Path
-) -> None:
-    """Whatever is resolved after that, and however many files: the cache answers, or nothing."""
-    kind, connections = unreachable
-    start_s = time.monotonic()
+def test_a_hub_that_cannot_be_asked_is_asked_once(unreachable: list[int], cached: Path) -> None:
+    """Whatever is resolved after that, and however many files: the cache answers, or nothing.
+
+    The Hub's own client tries six times for each file, with 23 seconds of pauses.
+    """
     assert resolve_source(REPO) == cached
     assert fetch_file(REPO, "config.json") == cached / "config.json"
     for source in (f"{REPO}@v2", "acme/other"):
@@ -307,8 +308,7 @@ def test_a_hub_that_cannot_be_asked_is_asked_once(
     reason = fetch_file("acme/other", "config.json")
     assert isinstance(reason, str)
     assert "does not answer" in reason
-    assert time.monotonic() - start_s < CLIENT_GIVES_UP_S / 2
-    assert len(connections) == (0 if kind == "refuses" else 1)
+    assert len(unreachable) == 1
 
 
 def test_a_hub_that_answers_is_asked_only_once_whether_it_does(hub: Hub) -> None:
