@@ -151,8 +151,10 @@ def docker_run(box: Container) -> str:
 
 
 def _mount(here: str, there: str) -> str:
-    """A folder, read-only. Unlike `--volume`, a colon ends no path and a missing one is an error;
-    the fields are those of a CSV file."""
+    """A folder, read-only, as Docker reads it: fields as in a CSV file.
+
+    Unlike with `--volume`, a colon ends no path, and a missing folder is an error.
+    """
     source = f"source={here}"
     if any(mark in source for mark in ',"\n'):
         source = '"' + source.replace('"', '""') + '"'
