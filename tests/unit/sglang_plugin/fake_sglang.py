@@ -194,15 +194,18 @@ class GeluAndMul(SiluAndMul):
         return torch.nn.functional.gelu(gate, approximate=self.approximate)
 
 
-def modules(engine: Engine) -> dict[str, ModuleType]:
-    """Name -> module, with every parent package."""
-    methods: dict[str, Any] = {"fp8": object}
-    choices: list[str] = ["fp8"]
-    spec = SimpleNamespace(
+def _speculation(engine: Engine) -> SimpleNamespace:
+    return SimpleNamespace(
         speculative_algorithm=engine.algorithm,
         speculative_draft_model_path=engine.drafter,
         speculative_draft_model_revision=None,
     )
+
+
+def modules(engine: Engine) -> dict[str, ModuleType]:
+    """Name -> module, with every parent package."""
+    methods: dict[str, Any] = {"fp8": object}
+    choices: list[str] = ["fp8"]
     features = SimpleNamespace(enable_fp32_lm_head=engine.fp32_head)
     content: dict[str, dict[str, Any]] = {
         "plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
@@ -224,7 +227,7 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
         "layers.linear": {"LinearBase": LinearBase},
         "layers.vocab_parallel_embedding": {"ParallelLMHead": ParallelLMHead},
         "runtime_context": {
-            "get_spec": lambda: spec,
+            "get_spec": lambda: _speculation(engine),
             "get_lora": lambda: SimpleNamespace(enable_lora=engine.lora, lora_paths=None),
             "get_exec": lambda: SimpleNamespace(features=features),
             "get_disagg": lambda: SimpleNamespace(enable_pdmux=engine.pdmux),
