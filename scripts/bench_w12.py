@@ -329,8 +329,8 @@ def main() -> int:
     torch.manual_seed(0)
     gemm.warm()
     gemm.warm(view_only=True)
+    gemm.warm(use=gemm_mma)
     chained.warm()
-    gemm_mma.warm(torch.cuda.current_device())
     found = measure(options)
     document: dict[str, Any] = {
         "what": "W12 product against cuBLAS with BF16 weights, seconds, medians of graph replays",

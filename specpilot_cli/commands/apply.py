@@ -74,7 +74,9 @@ EmitOption = Annotated[
     Literal["sh", "docker", "k8s"] | None,
     _sglang("Write the deployment as files, and start nothing."),
 ]
-HostOption = Annotated[str, _sglang("Address that servers listen on.")]
+HostOption = Annotated[
+    str | None, _sglang("Address that servers listen on. Default: 127.0.0.1.", "HOST")
+]
 PythonOption = Annotated[
     str | None, _sglang("Python that has SGLang. Default: the one of specpilot.", "PATH")
 ]
@@ -130,7 +132,7 @@ def recipe(
     system: SystemOption = None,
     serve: ServeFlag = False,
     emit: EmitOption = None,
-    host: HostOption = "127.0.0.1",
+    host: HostOption = None,
     python: PythonOption = None,
     prompts: PromptsOption = None,
     target: TargetOption = None,

@@ -41,8 +41,9 @@ def apply(loaded: LoadedSglangRecipe, given: Mapping[str, Any]) -> None:
 
 
 def _settings(given: Mapping[str, Any]) -> SglangSettings:
-    from specpilot_cli.apply.sglang.settings import SglangSettings
+    from specpilot_cli.apply.sglang.settings import DEFAULT_HOST, SglangSettings, checked_host
 
+    _refuse_unused(given)
     single = bool(given["serve"] or given["emit"])
     system: SystemChoice = given["system"] or ("tuned" if single else "both")
     if single and system == "both":
@@ -52,7 +53,7 @@ def _settings(given: Mapping[str, Any]) -> SglangSettings:
     return SglangSettings(
         system=system,
         first_port=given["port"],
-        host=given["host"],
+        host=checked_host(DEFAULT_HOST if given["host"] is None else given["host"]),
         python=given["python"] or sys.executable,
         prompts_per_benchmark=given["limit"],
         prompts=given["prompts"],
@@ -60,6 +61,21 @@ def _settings(given: Mapping[str, Any]) -> SglangSettings:
         drafter=given["drafter"],
         gpu=given["gpu"],
     )
+
+
+def _refuse_unused(given: Mapping[str, Any]) -> None:
+    """Refuse options that would be ignored without a word."""
+    unused: dict[str, str] = {}
+    if given["emit"]:
+        unused |= dict.fromkeys(("prompts", "limit"), "--emit judges nothing")
+        unused["python"] = "--emit chooses no interpreter: serve.sh takes $PYTHON"
+    elif given["serve"]:
+        unused |= dict.fromkeys(("prompts", "limit"), "--serve judges nothing")
+    if given["emit"] == "k8s":
+        unused["host"] = "pods listen on every address; the Service says who reaches them"
+    for name, reason in unused.items():
+        if given[name] is not None:
+            raise InputError(reason, where=f"--{name}", hint="leave the option out")
 
 
 def _dry_run(
@@ -92,9 +108,9 @@ def _emit(loaded: LoadedSglangRecipe, settings: SglangSettings, given: Mapping[s
     checked = check_sglang(loaded, settings, folder, for_launch=False)
     files = emit(checked, kind)
     with atomic_folder(folder) as temporary:
-        for name, text in files.items():
+        for name, content in files.items():
             path = temporary / name
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(content)
             if name.endswith(".sh"):
                 path.chmod(0o755)
     written = [str(folder / name) for name in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -174,12 +175,15 @@ def _from_server(
 
 
 def _write(taken: _Taken, output: Path, outputs: Path | None, *, force: bool) -> None:
-    from specpilot_cli.io.jsonl import write_jsonl
+    """Both files or neither, whatever the disk does."""
+    from specpilot_cli.io.jsonl import jsonl_output
     from specpilot_cli.io.lattice_file import write_lattice
 
-    write_lattice(output, taken.recording, force=force)
-    if outputs is not None:
-        write_jsonl(outputs, taken.outputs, force=force)
+    answers = (
+        nullcontext() if outputs is None else jsonl_output(outputs, taken.outputs, force=force)
+    )
+    with answers:
+        write_lattice(output, taken.recording, force=force)
 
 
 def _chosen(prompts: Path, limit: int | None, max_new_tokens: int | None) -> list[Prompt]:

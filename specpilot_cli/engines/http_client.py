@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,7 +19,18 @@ import httpx
 
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
-from specpilot_cli.engines.http_parts import checked_url, drain, first_error, status_text
+from specpilot_cli.engines.http_parts import (
+    Reply,
+    ReplyTooLarge,
+    checked_url,
+    drain,
+    first_error,
+    new_loop,
+    refusal,
+    status_text,
+    unreachable,
+    whole,
+)
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
@@ -93,26 +104,25 @@ class AsyncHttpEngine:
 
     async def health(self) -> None:
         """Return when the server is up; raise MachineError otherwise."""
-        response = await self._control("GET", "/health")
-        if response.status_code != httpx.codes.OK:
+        reply = await self._control("GET", "/health")
+        if reply.status != httpx.codes.OK:
             raise MachineError(
-                f"{self._who} is not ready: /health answered {response.status_code}",
+                f"{self._who} is not ready: /health answered {reply.status}",
                 hint="wait until the model is loaded, then try again",
             )
 
     async def server_info(self) -> dict[str, Any]:
         """Return the server's resolved arguments and state."""
-        response = await self._control("GET", "/server_info")
-        if response.status_code == httpx.codes.NOT_FOUND:
+        reply = await self._control("GET", "/server_info")
+        if reply.status == httpx.codes.NOT_FOUND:
             raise MachineError(
                 f"{self._who} has no /server_info",
                 hint="specpilot talks to SGLang's native API: is this an SGLang server?",
             )
         with self._blamed():
-            if response.status_code != httpx.codes.OK:
-                reason = status_text(response.status_code, response.content)
-                raise wire.invalid("server_info", reason)
-            return wire.decode_json(response.content, "server_info")
+            if reply.status != httpx.codes.OK:
+                raise wire.invalid("server_info", status_text(reply))
+            return wire.decode_json(reply.content, "server_info")
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache; the server refuses while requests run.
@@ -121,16 +131,19 @@ class AsyncHttpEngine:
         """
         deadline_s = time.monotonic() + min(_IDLE_TIMEOUT_S, self._timeouts.request_s)
         while True:
-            response = await self._control("POST", "/flush_cache")
-            if response.status_code == httpx.codes.OK:
+            reply = await self._control("POST", "/flush_cache")
+            if reply.status == httpx.codes.OK:
                 return
-            if response.status_code != httpx.codes.BAD_REQUEST or time.monotonic() > deadline_s:
-                reason = status_text(response.status_code, response.content)
+            if reply.status != httpx.codes.BAD_REQUEST or time.monotonic() > deadline_s:
                 raise MeasurementInvalid(
-                    f"{self._who} did not flush its cache: {reason}",
+                    f"{self._who} did not flush its cache: {status_text(reply)}",
                     hint="another client may be using the server; measure on an idle one",
                 )
             await asyncio.sleep(0.05)
+
+    async def post(self, path: str, body: Mapping[str, Any], *, limit_s: float) -> Reply:
+        """The answer to any other request, of any status; MachineError if there is none."""
+        return await self._control("POST", path, body, limit_s=limit_s)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Stream one greedy answer and check it."""
@@ -139,7 +152,7 @@ class AsyncHttpEngine:
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         submit_s = time.monotonic()
-        assembler = wire.StreamAssembler(request.request_id)
+        assembler = wire.StreamAssembler(request.request_id, request.max_new_tokens)
         first_byte_s = last_byte_s = submit_s
         body = wire.generate_body(request, stream=True)
         try:
@@ -156,6 +169,8 @@ class AsyncHttpEngine:
             raise wire.invalid(
                 request.request_id, f"no complete answer in {self._timeouts.request_s:g} s"
             ) from error
+        except ReplyTooLarge as error:
+            raise wire.invalid(request.request_id, str(error)) from error
         except httpx.HTTPError as error:
             raise self._transport_error(error, request.request_id) from error
         arrival = wire.Arrival(submit_s, first_byte_s, last_byte_s)
@@ -206,16 +221,17 @@ class AsyncHttpEngine:
         name = f"score of {len(input_ids)} tokens"
         body = wire.score_body(input_ids, start)
         try:
-            async with asyncio.timeout(self._timeouts.request_s):
-                response = await self._client.post("/generate", json=body)
+            reply = await self._whole("POST", "/generate", body, self._timeouts.request_s)
         except TimeoutError as error:
             raise wire.invalid(name, f"no scores in {self._timeouts.request_s:g} s") from error
+        except ReplyTooLarge as error:
+            raise wire.invalid(name, str(error)) from error
         except httpx.HTTPError as error:
             raise self._transport_error(error, name) from error
-        if response.status_code != httpx.codes.OK:
-            raise self._status_error(response.status_code, response.content, name)
-        reply = wire.decode_json(response.content, name)
-        return wire.parse_scores(reply, input_ids, start, request_id=name)
+        if reply.status != httpx.codes.OK:
+            raise refusal(self._who, reply, name)
+        scores = wire.decode_json(reply.content, name)
+        return wire.parse_scores(scores, input_ids, start, request_id=name)
 
     async def _events(
         self, response: httpx.Response, request_id: str, assembler: wire.StreamAssembler
@@ -247,51 +263,41 @@ class AsyncHttpEngine:
 
     async def _check_status(self, response: httpx.Response, request_id: str) -> None:
         if response.status_code != httpx.codes.OK:
-            content = await response.aread()
-            raise self._status_error(response.status_code, content, request_id)
-
-    def _status_error(
-        self, status: int, content: bytes, request_id: str
-    ) -> MachineError | MeasurementInvalid:
-        if status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
-            return MachineError(
-                f"{self._who} has no /generate",
-                hint="specpilot talks to SGLang's native API: is this an SGLang server?",
-            )
-        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            return MachineError(
-                f"{self._who} refuses this client: HTTP {status}",
-                hint="start the server without an API key",
-            )
-        return wire.invalid(request_id, status_text(status, content))
+            raise refusal(self._who, await whole(response), request_id)
 
     def _transport_error(
         self, error: httpx.HTTPError, request_id: str
     ) -> MachineError | MeasurementInvalid:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return self._unreachable(error)
+            return unreachable(self._who, error)
         detail = str(error) or type(error).__name__
         return wire.invalid(request_id, f"the connection broke: {detail}")
 
-    async def _control(self, method: str, path: str) -> httpx.Response:
-        limit_s = min(_CONTROL_TIMEOUT_S, self._timeouts.request_s)
+    async def _whole(self, method: str, path: str, body: Any, limit_s: float) -> Reply:
+        async with (
+            asyncio.timeout(limit_s),
+            self._client.stream(method, path, json=body) as response,
+        ):
+            return await whole(response)
+
+    async def _control(
+        self, method: str, path: str, body: Any = None, *, limit_s: float = _CONTROL_TIMEOUT_S
+    ) -> Reply:
+        limit_s = min(limit_s, self._timeouts.request_s)
         try:
-            async with asyncio.timeout(limit_s):
-                return await self._client.request(method, path)
+            return await self._whole(method, path, body, limit_s)
+        except ReplyTooLarge as error:
+            raise MachineError(
+                f"{self._who} gives no sensible answer to {path}: {error}",
+                hint="specpilot talks to SGLang's native API: is this an SGLang server?",
+            ) from error
         except TimeoutError as error:
             raise MachineError(
                 f"{self._who} did not answer {path} within {limit_s:g} s",
                 hint="is it stuck, or still loading? its log may tell",
             ) from error
         except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> MachineError:
-        detail = str(error) or type(error).__name__
-        return MachineError(
-            f"{self._who} does not answer: {detail}",
-            hint="is the server running, and is the port right?",
-        )
+            raise unreachable(self._who, error) from error
 
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -321,7 +327,7 @@ class HttpEngine:
         self._engine = AsyncHttpEngine(
             base_url, timeout_s, stall_timeout_s=stall_timeout_s, name=name
         )
-        self._runner = asyncio.Runner(loop_factory=_new_loop)
+        self._runner = asyncio.Runner(loop_factory=new_loop)
 
     @property
     def base_url(self) -> str:
@@ -343,7 +349,7 @@ class HttpEngine:
         """Close the connections and the event loop; may be called twice."""
         self._run(self._engine.close())
         self._runner.close()
-        self._runner = asyncio.Runner(loop_factory=_new_loop)
+        self._runner = asyncio.Runner(loop_factory=new_loop)
 
     def health(self) -> None:
         """Return when the server is up; raise MachineError otherwise."""
@@ -356,6 +362,10 @@ class HttpEngine:
     def flush_cache(self) -> None:
         """Empty the prefix cache; MeasurementInvalid when the server refuses."""
         self._run(self._engine.flush_cache())
+
+    def post(self, path: str, body: Mapping[str, Any], *, limit_s: float) -> Reply:
+        """The answer to any other request, of any status; MachineError if there is none."""
+        return self._run(self._engine.post(path, body, limit_s=limit_s))
 
     def generate(self, request: GenerateRequest) -> Generation:
         """Stream one greedy answer and check it."""
@@ -382,15 +392,3 @@ class HttpEngine:
             return await work
 
         return self._runner.run(main())
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    """A loop that leaves an interruption to the caller, who sees it, and prints nothing."""
-
-    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), KeyboardInterrupt):
-            loop.default_exception_handler(context)
-
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(report)
-    return loop

@@ -1,16 +1,55 @@
-"""Small parts of the HTTP client: a URL, error texts, one error out of many, the rest of a body."""
+"""Small parts of the HTTP client: a URL, a body of bounded size, error texts, an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 import httpx
 
-from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.engines import wire
+from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
+
+MAX_REPLY_BYTES: Final = 128 << 20
+"""Of a whole body, and of one event of a stream. The scores of a million tokens take 90 MB."""
 
 _DRAIN_TIMEOUT_S = 0.5
+
+
+class ReplyTooLarge(Exception):
+    """A server sends more than `MAX_REPLY_BYTES`; what came so far is dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the reply is longer than {MAX_REPLY_BYTES >> 20} MiB")
+
+
+def check_size(n_bytes: int) -> None:
+    """Raise `ReplyTooLarge` for a body, or an event of a stream, that is longer than one may be."""
+    if n_bytes > MAX_REPLY_BYTES:
+        raise ReplyTooLarge
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    content: bytes
+
+
+async def whole(response: httpx.Response) -> Reply:
+    """Read a streamed response to its end; `ReplyTooLarge` as soon as it is.
+
+    Raw bytes: the client asks for no compression, and a few bytes of it could become gigabytes.
+    """
+    content = bytearray()
+    async for part in response.aiter_raw():
+        content += part
+        check_size(len(content))
+    return Reply(response.status_code, bytes(content))
 
 
 def checked_url(base_url: str) -> str:
@@ -32,10 +71,33 @@ def checked_url(base_url: str) -> str:
     return str(url).rstrip("/")
 
 
-def status_text(status: int, content: bytes) -> str:
+def status_text(reply: Reply) -> str:
     """An HTTP status with the beginning of its body, on one line."""
-    shown = " ".join(content[:200].decode("utf-8", "replace").split())
-    return f"HTTP {status}: {shown}" if shown else f"HTTP {status}"
+    shown = " ".join(reply.content[:200].decode("utf-8", "replace").split())
+    return f"HTTP {reply.status}: {shown}" if shown else f"HTTP {reply.status}"
+
+
+def unreachable(who: str, error: Exception) -> MachineError:
+    """That a server cannot be reached, or broke off."""
+    return MachineError(
+        f"{who} does not answer: {str(error) or type(error).__name__}",
+        hint="is the server running, and is the port right?",
+    )
+
+
+def refusal(who: str, reply: Reply, request_id: str) -> MachineError | MeasurementInvalid:
+    """What a status of `/generate` other than 200 means."""
+    if reply.status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
+        return MachineError(
+            f"{who} has no /generate",
+            hint="specpilot talks to SGLang's native API: is this an SGLang server?",
+        )
+    if reply.status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        return MachineError(
+            f"{who} refuses this client: HTTP {reply.status}",
+            hint="start the server without an API key",
+        )
+    return wire.invalid(request_id, status_text(reply))
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -59,3 +121,15 @@ async def drain(chunks: AsyncIterator[bytes]) -> None:
         async with asyncio.timeout(_DRAIN_TIMEOUT_S):
             async for _ in chunks:
                 pass
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop that leaves an interruption to the caller, who sees it, and prints nothing."""
+
+    def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(report)
+    return loop

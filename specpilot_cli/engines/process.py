@@ -65,7 +65,8 @@ class ServerProcess:
     @property
     def base_url(self) -> str:
         """Where the server listens."""
-        return f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     @property
     def running(self) -> bool:

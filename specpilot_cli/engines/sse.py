@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specpilot_cli.engines.http_parts import check_size
+
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
@@ -25,12 +27,16 @@ class SseParser:
         self._line_start_s = 0.0
 
     def feed(self, raw: bytes, now_s: float) -> list[SseEvent]:
-        """Take bytes that arrived at `now_s`; return the events they complete."""
+        """Take bytes that arrived at `now_s`; return the events they complete.
+
+        Raises `ReplyTooLarge` for a line that is longer than an event may be.
+        """
         events = []
         for part in raw.splitlines(keepends=True):
             if not self._pending:
                 self._line_start_s = now_s
             self._pending += part
+            check_size(len(self._pending))
             if not part.endswith(b"\n"):
                 continue
             line = bytes(self._pending).strip()

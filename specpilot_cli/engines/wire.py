@@ -123,6 +123,11 @@ def _count(meta: Mapping[str, Any], key: str, request_id: str) -> int:
     return value
 
 
+def _check_most(n_tokens: int, most: int, request_id: str) -> None:
+    if n_tokens > most:
+        raise invalid(request_id, f"{n_tokens} tokens where {most} were asked for")
+
+
 def _optional_count(meta: Mapping[str, Any], key: str, request_id: str) -> int | None:
     return None if meta.get(key) is None else _count(meta, key, request_id)
 
@@ -146,10 +151,12 @@ class StreamAssembler:
     A cumulative stream repeats all ids so far in every chunk (the default), an incremental
     one sends only new ids. Which one it is follows from `completion_tokens`, once two
     chunks hold tokens. After that the chunks of a cumulative stream need no parsing but
-    the last, which keeps the client cheap when 64 streams run at once.
+    the last, which keeps the client cheap when 64 streams run at once. A stream ends in an error
+    as soon as it has more than `max_new_tokens`.
     """
 
     request_id: str
+    max_new_tokens: int
     _ids: list[int] = field(default_factory=list)
     _top: list[Any] = field(default_factory=list)
     _last: JsonObject | None = None
@@ -195,6 +202,7 @@ class StreamAssembler:
                 f"a chunk says {total} completion tokens and holds {len(ids)} ids "
                 f"after {len(self._ids)}",
             )
+        _check_most(total, self.max_new_tokens, self.request_id)
         if self._cumulative and list(ids[: len(self._ids)]) != self._ids:
             raise invalid(self.request_id, "the stream changed tokens it had already sent")
         self._chunks_with_tokens += 1
@@ -237,8 +245,7 @@ def parse_generation(
         raise invalid(name, f"{len(output_ids)} output ids but {completion} completion tokens")
     if not output_ids:
         raise invalid(name, "the answer holds no token")
-    if completion > request.max_new_tokens:
-        raise invalid(name, f"{completion} tokens where {request.max_new_tokens} were asked for")
+    _check_most(completion, request.max_new_tokens, name)
     if reason == "length" and completion != request.max_new_tokens:
         raise invalid(
             name,

@@ -6,7 +6,9 @@ That folder holds links into the cache's content-addressed files: it is only eve
 
 from __future__ import annotations
 
+import functools
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,10 @@ _WANTED = (
     "*.safetensors", "*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.py", "*.md",
     "LICENSE*", "NOTICE*",
 )  # fmt: skip
+OFFLINE = "the network is switched off by HF_HUB_OFFLINE"
+
+# Answers after which the Hub's client asks again, for 23 seconds in all.
+_BUSY = (408, 429, 500, 502, 503, 504)
 # Second copies of the weights in other layouts.
 _UNWANTED = (
     "*/*.safetensors", "consolidated*", "original/*", "onnx/*", "openvino/*", "gguf/*",
@@ -37,9 +43,9 @@ def resolve_source(
 ) -> Path:
     """Return the folder that `source` names: itself if it is one, else a snapshot of a hub id.
 
-    With HF_HUB_OFFLINE nothing is asked of the network; if the Hub does not answer, the commit
-    last seen is taken from the cache. `bars`: let the Hub's client draw its progress bars on
-    stderr.
+    With HF_HUB_OFFLINE nothing is asked of the network; if the Hub does not answer within
+    HF_HUB_ETAG_TIMEOUT (10 seconds), the commit last seen is taken from the cache. `bars`: let the
+    Hub's client draw its progress bars on stderr.
 
     InputError: neither a folder nor a hub id, no such repository or revision, a cache that leads
     elsewhere. MachineError: no huggingface_hub, not in the cache while offline, no access to a
@@ -74,31 +80,32 @@ def is_hub_id(source: str) -> bool:
     return _HUB_ID.fullmatch(source) is not None
 
 
-def fetch_file(source: str, name: str) -> Path | None:
-    """File `name` of hub id `source`: from the cache, or fetched alone. None if it cannot be had.
+def fetch_file(source: str, name: str) -> Path | str:
+    """File `name` of hub id `source`, from the cache or fetched alone; or why it cannot be had.
 
-    Nothing is asked of the network with HF_HUB_OFFLINE. None without huggingface_hub, without an
-    answer, and for a file that is not there; `InputError` for a repository that does not exist,
-    `MachineError` for one that refuses access.
+    Nothing is asked of the network with HF_HUB_OFFLINE. A reason is given without huggingface_hub,
+    without an answer within HF_HUB_ETAG_TIMEOUT (10 seconds), and for a file that is not there;
+    `InputError` for a repository that does not exist, `MachineError` for one that refuses access.
     """
     match = _HUB_ID.fullmatch(source)
     if match is None:
         raise InputError(f"not a hub id: `{source}`", where=source, hint="write `owner/name`")
     try:
-        from huggingface_hub import constants, errors, hf_hub_download
+        from huggingface_hub import errors, hf_hub_download
     except ImportError:
-        return None
-    offline = bool(constants.HF_HUB_OFFLINE)
+        return "huggingface_hub is not installed"
+    silence = _silence()
     http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     try:
         found = hf_hub_download(
-            match["repo"], name, revision=match["revision"], local_files_only=offline,
-            tqdm_class=_hidden_bar(),
+            match["repo"], name, revision=match["revision"],
+            local_files_only=silence is not None, tqdm_class=_hidden_bar(),
         )  # fmt: skip
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
-        raise _explained(error, source, match["repo"], offline, errors) from error
-    except (http_error, errors.HFValidationError, OSError):
-        return None
+        raise _explained(error, source, match["repo"], silence, errors) from error
+    except (http_error, errors.HFValidationError, OSError) as error:
+        absent = isinstance(error, errors.EntryNotFoundError) and silence is None
+        return f"the repository has no {name}" if absent else silence or _first_line(error)
     return Path(found)
 
 
@@ -121,9 +128,9 @@ def _snapshot(repo: str, revision: str | None, *, bars: bool, reporter: Reporter
             where=repo,
             hint="pip install 'specpilot[hub]', or give a folder",
         ) from error
-    offline = bool(constants.HF_HUB_OFFLINE)
-    if not offline:
+    if not constants.HF_HUB_OFFLINE:
         reporter.note(f"no folder `{repo}` here: asking {constants.ENDPOINT}")
+    silence = _silence()
     # The HTTP library differs between versions of huggingface_hub; its errors share this base.
     http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     try:
@@ -132,13 +139,49 @@ def _snapshot(repo: str, revision: str | None, *, bars: bool, reporter: Reporter
             revision=revision,
             allow_patterns=list(_WANTED),
             ignore_patterns=list(_UNWANTED),
-            local_files_only=offline,
+            local_files_only=silence is not None,
             tqdm_class=None if bars else _hidden_bar(),
         )
     except (http_error, errors.HFValidationError, OSError, UnicodeDecodeError) as error:
         asked = f"{repo}@{revision}" if revision else repo
-        raise _explained(error, asked, repo, offline, errors) from error
+        raise _explained(error, asked, repo, silence, errors) from error
+    if silence is not None and silence != OFFLINE:
+        reporter.warn(f"{silence}; `{repo}` is taken from the Hub cache")
     return Path(folder)
+
+
+def _silence() -> str | None:
+    """Why the network is not to be asked, or None."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return OFFLINE
+    return _no_answer(constants.ENDPOINT, float(constants.HF_HUB_ETAG_TIMEOUT))
+
+
+@functools.cache
+def _no_answer(endpoint: str, limit_s: float) -> str | None:
+    """Why the Hub at `endpoint` cannot be asked, None if it answers; asked once in a process.
+
+    The Hub's client asks an unreachable host six times for every file. A thread asks first, since
+    no limit of the client's holds for a name server that is silent.
+    """
+    from huggingface_hub import get_session
+
+    outcome: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            status = get_session().head(endpoint, timeout=limit_s).status_code
+            outcome.append(f"HTTP {status}" if status in _BUSY else None)
+        except Exception as error:  # noqa: BLE001 - whatever it is, there was no answer
+            outcome.append(_first_line(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(limit_s)
+    reason = outcome[0] if outcome else f"nothing came in {limit_s:g} s"
+    return None if reason is None else f"the Hub at {endpoint} does not answer: {reason}"
 
 
 def _hidden_bar() -> Any:
@@ -153,9 +196,9 @@ def _hidden_bar() -> Any:
 
 
 def _explained(
-    error: Exception, asked: str, repo: str, offline: bool, errors: Any
+    error: Exception, asked: str, repo: str, silence: str | None, errors: Any
 ) -> SpecPilotError:
-    """Return what went wrong in this program's words."""
+    """Return what went wrong in this program's words; silence: of `_silence`."""
     if isinstance(error, UnicodeDecodeError):
         return MachineError(
             f"the Hub cache of `{repo}` is damaged: a file that names a commit is not text",
@@ -187,17 +230,21 @@ def _explained(
             where=asked,
             hint="a revision follows `@`: owner/name@main",
         )
-    if isinstance(error, errors.LocalEntryNotFoundError) and offline:
+    if isinstance(error, errors.LocalEntryNotFoundError) and silence == OFFLINE:
         return MachineError(
-            f"`{asked}` is not completely in the Hub cache, and the network is switched off",
+            f"`{asked}` is not completely in the Hub cache, and {OFFLINE}",
             where=asked,
             hint="unset HF_HUB_OFFLINE, or give a folder",
         )
-    first_line = str(error).strip().splitlines()[:1] or [type(error).__name__]
     return MachineError(
-        f"cannot fetch `{asked}` from the Hub: {first_line[0].removeprefix('Got: ')}",
+        f"cannot fetch `{asked}` from the Hub: {silence or _first_line(error)}",
         where=asked,
         hint="check the network and the free disk space, then run the same command again: what "
         "was fetched is kept; without a network give a folder, or set HF_HUB_OFFLINE=1 if it was "
         "fetched before",
     )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].removeprefix("Got: ") if lines else type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -51,13 +52,19 @@ def read_jsonl(path: Path, model: type[Model]) -> list[Model]:
 
 def write_jsonl(path: Path, rows: Iterable[BaseModel], *, force: bool = False) -> None:
     """Write one compact line per row, atomically. Raises `ValueError` on NaN or Infinity."""
-    with (
-        atomic_output(path, force=force) as temporary,
-        temporary.open("w", encoding="utf-8") as out,
-    ):
-        for row in rows:
-            data = row.model_dump(mode="json")
-            out.write(json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
+    with jsonl_output(path, rows, force=force):
+        pass
+
+
+@contextmanager
+def jsonl_output(path: Path, rows: Iterable[BaseModel], *, force: bool = False) -> Iterator[None]:
+    """`write_jsonl`, but the file gets its name at the end of the block, or never."""
+    with atomic_output(path, force=force) as temporary:
+        with temporary.open("w", encoding="utf-8") as out:
+            for row in rows:
+                data = row.model_dump(mode="json")
+                out.write(json.dumps(data, ensure_ascii=False, allow_nan=False) + "\n")
+        yield
 
 
 def _row(line: str, model: type[Model], where: str) -> Model:

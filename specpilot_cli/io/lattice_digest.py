@@ -1,13 +1,14 @@
-"""One sha256 per request of a lattice file: what was recorded is what is replayed.
+"""What was recorded is what is replayed: a sha256 per request of a lattice file, and per shard.
 
 A flipped bit in a score is still a score. So every request's stored bytes are hashed when a file is
-written, and compared when it is read, request by request, however few are held at once.
+written, and compared when it is read, request by request, however few are held at once. The shards
+of a recorder inside a server are hashed as a whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,20 @@ def request_digests(stored: Mapping[str, npt.NDArray[Any]]) -> list[str]:
                 begin, end = stored["edge_offsets"][begin], stored["edge_offsets"][end]
             elif name in _RAGGED:
                 begin, end = stored[_RAGGED[name]][request : request + 2]
-            piece = np.ascontiguousarray(stored[name][begin:end])
-            digest.update(f"{name} {piece.dtype.str}\n".encode())
-            digest.update(piece.reshape(-1).view(np.uint8).data)
+            _add(digest, name, stored[name][begin:end])
         found.append(digest.hexdigest())
     return found
+
+
+def shard_digest(tensors: Mapping[str, npt.NDArray[Any]], requests: Sequence[str]) -> str:
+    """The digest of a recorder's shard: its request ids, then all tensors in order of name."""
+    digest = hashlib.sha256("".join(f"{name}\n" for name in requests).encode())
+    for name in sorted(tensors):
+        _add(digest, name, tensors[name])
+    return digest.hexdigest()
+
+
+def _add(digest: Any, name: str, part: npt.NDArray[Any]) -> None:
+    piece = np.ascontiguousarray(part)
+    digest.update(f"{name} {piece.dtype.str}\n".encode())
+    digest.update(piece.reshape(-1).view(np.uint8).data)

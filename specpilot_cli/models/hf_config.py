@@ -17,6 +17,7 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import parse_json, read_text
 from specpilot_cli.io.validation import validate
 from specpilot_cli.schema.model_profile import ModelProfile
+from specpilot_cli.ui import printable
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _WINDOWED = frozenset(("sliding_attention", "chunked_attention"))
@@ -106,8 +107,8 @@ def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> 
     profile: dict[str, Any] = {
         "schema_version": 1,
         "name": re.sub(r"[^a-z0-9.\-]+", "-", name.lower()).strip("-.") or "model",
-        "title": name if len(name) > 2 else f"model {name}",
-        "sources": {_SOURCE: f"configuration {where}"},
+        "title": printable(name if len(name) > 2 else f"model {name}"),
+        "sources": {_SOURCE: printable(f"configuration {where}")},
         "hidden": _count(config.must("hidden_size")),
         "vocab": _count(config.must("vocab_size")),
         "weight_bytes": _count(_DTYPE_BYTES[dtype], derived=True),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,22 +64,19 @@ def record_trace(
     texts = [] if prompts is None else [prompt.text for prompt in read_prompts(prompts)]
     profile_id = f"specpilot-{uuid.uuid4().hex[:12]}"
     _check_folder(folder)
-    facts = _facts(base)
-    with (
-        _place(folder) as place,
-        httpx.Client(base_url=base, timeout=_CONTROL_S, trust_env=False) as client,
-    ):
-        _start(client, _request(place, profile_id, steps))
+    with _place(folder) as place, HttpEngine(base, max(_CONTROL_S, waits.request_s)) as engine:
+        facts = _facts(engine)
+        _start(engine, _request(place, profile_id, steps))
         done = False
         try:
             reporter.note(f"profiling {steps} steps of {base}, trace to {place}")
-            _decode(client, texts, steps, drafted_block(facts) or 1, waits)
+            _decode(engine, texts, steps, drafted_block(facts) or 1, waits)
             found = _await_trace(place, profile_id, waits.file_s)
             done = True
         finally:
             if not done:
-                with contextlib.suppress(httpx.HTTPError):
-                    client.post("/stop_profile")
+                with contextlib.suppress(MachineError):
+                    engine.post("/stop_profile", {}, limit_s=_CONTROL_S)
     reporter.note(f"trace: {found}")
     return [found], facts
 
@@ -117,27 +113,19 @@ def _request(place: Path, profile_id: str, steps: int) -> dict[str, Any]:
     }
 
 
-def _facts(base: str) -> ServerFacts:
+def _facts(engine: HttpEngine) -> ServerFacts:
     try:
-        with HttpEngine(base, _CONTROL_S) as engine:
-            return read_facts(engine.server_info())
+        return read_facts(engine.server_info())
     except MeasurementInvalid as error:
-        raise MachineError(f"{base} is no SGLang server: {error}") from error
+        raise MachineError(f"{engine.base_url} is no SGLang server: {error}") from error
 
 
-def _start(client: httpx.Client, body: Mapping[str, Any]) -> None:
-    path = "/start_profile"
-    try:
-        answer = client.post(path, json=body)
-    except httpx.HTTPError as error:
+def _start(engine: HttpEngine, body: Mapping[str, Any]) -> None:
+    reply = engine.post("/start_profile", body, limit_s=_CONTROL_S)
+    if reply.status != httpx.codes.OK:
         raise MachineError(
-            f"the server at {client.base_url} did not answer {path}: {error or type(error)}",
-            hint="is it up, and is the URL right?",
-        ) from error
-    if answer.status_code != httpx.codes.OK:
-        raise MachineError(
-            f"{path} failed: {status_text(answer.status_code, answer.content)}",
-            where=str(client.base_url),
+            f"/start_profile failed: {status_text(reply)}",
+            where=engine.base_url,
             hint="profiling may be under way already: POST /stop_profile ends it",
         )
 
@@ -160,9 +148,12 @@ def model_folder(path: str | None) -> Path | None:
 
 
 def _decode(
-    client: httpx.Client, texts: Sequence[str], steps: int, most_a_step: int, waits: Waits
+    engine: HttpEngine, texts: Sequence[str], steps: int, most_a_step: int, waits: Waits
 ) -> None:
-    """Decode one request that cannot end before the profiler: a step commits at most the block."""
+    """Decode one request that cannot end before the profiler: a step commits at most the block.
+
+    Not as a stream, whose events would take the server's time in every step.
+    """
     body: dict[str, Any] = {
         "sampling_params": {
             "temperature": 0,
@@ -172,29 +163,15 @@ def _decode(
     }
     # Ids that every vocabulary has; what they mean does not matter.
     body |= {"text": texts[0]} if texts else {"input_ids": list(range(100, 100 + _PROMPT_IDS))}
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answer = client.post("/generate", json=body, timeout=waits.request_s)
-            if answer.status_code != httpx.codes.OK:
-                text = status_text(answer.status_code, answer.content)
-                failure.append(MachineError(f"the request that was profiled failed: {text}"))
-        except httpx.HTTPError as error:
-            failure.append(
-                MachineError(
-                    f"the server broke off the profiled request: {error or type(error).__name__}",
-                    hint="its log says why",
-                )
-            )
-
-    # A thread, so that Ctrl-C ends the wait at once instead of after the request.
-    worker = threading.Thread(target=run, daemon=True)
-    worker.start()
-    while worker.is_alive():
-        worker.join(_POLL_S)
-    if failure:
-        raise failure[0]
+    try:
+        reply = engine.post("/generate", body, limit_s=waits.request_s)
+    except MachineError as error:
+        raise MachineError(
+            f"the request that was profiled broke off: {error.message}",
+            hint="the server's log says why",
+        ) from error
+    if reply.status != httpx.codes.OK:
+        raise MachineError(f"the request that was profiled failed: {status_text(reply)}")
 
 
 def _await_trace(place: Path, profile_id: str, limit_s: float) -> Path:

@@ -15,7 +15,7 @@ from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 from specpilot_cli.io.hashing import sha256_folder
 from specpilot_cli.record.shards import RequestRows, collect, read_index, same_recording
 from specpilot_cli.schema.plugin_config import PLUGIN_STATE_KEY, PluginState
-from specpilot_cli.schema.raw_lattice import RecorderIndex
+from specpilot_cli.schema.raw_lattice import INDEX_NAME, RecorderIndex
 
 _POLL_S = 0.1
 _WRITE_TIMEOUT_S = 60.0
@@ -112,17 +112,16 @@ class LiveRecorder:
         self.index = same_recording(self._indexes)
 
     def _index(self, facts: RecorderFacts) -> RecorderIndex:
-        try:
-            index = read_index(facts.folder)
-        except InputError:
-            index = None
-        if index is None or index.session != facts.session:
-            raise MachineError(
-                f"{self._name} writes its recording to `{facts.folder}`, which is not on this "
-                "machine",
-                hint="run this command on the server's machine, or mount the folder here under "
-                "the same path",
-            )
+        elsewhere = MachineError(
+            f"{self._name} writes its recording to `{facts.folder}`, which is not on this machine",
+            hint="run this command on the server's machine, or mount the folder here under the "
+            "same path",
+        )
+        if not (facts.folder / INDEX_NAME).is_file():
+            raise elsewhere
+        index = read_index(facts.folder)
+        if index.session != facts.session:
+            raise elsewhere
         return index
 
     def wait(self) -> None:
@@ -159,13 +158,36 @@ class LiveRecorder:
         return found
 
     def rows(self, wanted: Collection[str]) -> dict[str, RequestRows]:
-        """Everything recorded for the server's request ids `wanted`."""
+        """Everything recorded for the server's request ids `wanted`.
+
+        Raises MeasurementInvalid for files that are not what this server has written.
+        """
         found: dict[str, RequestRows] = {}
         for folder, before in zip(self._folders, self._indexes, strict=True):
-            new = collect(folder, read_index(folder), wanted, first_shard=before.shards)
+            new = collect(folder, _grown(folder, before), wanted, first_shard=before.shards)
             for name, rows in new.items():
                 found.setdefault(name, RequestRows()).parts.extend(rows.parts)
         return found
+
+
+def _grown(folder: Path, before: RecorderIndex) -> RecorderIndex:
+    """The index as it is now, which has only grown."""
+    try:
+        now = read_index(folder)
+    except InputError as error:
+        raise _replaced(folder, str(error)) from error
+    grown = before.model_copy(update={"shards": now.shards, "lattices": now.lattices})
+    if now.model_copy(update={"problem": before.problem}) != grown or now.shards < before.shards:
+        raise _replaced(folder, "it describes another recording than before")
+    return now
+
+
+def _replaced(folder: Path, reason: str) -> MeasurementInvalid:
+    return MeasurementInvalid(
+        f"the recorder's index was damaged or replaced during the recording: {reason}",
+        where=str(folder / INDEX_NAME),
+        hint="does something else write into the recorder's folder? record again",
+    )
 
 
 def model_sha256(info: Mapping[str, Any], key: str, given: Path | None, *, option: str) -> str:

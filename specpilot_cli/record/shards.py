@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.io.json_file import read_json_model
+from specpilot_cli.io.lattice_digest import shard_digest
 from specpilot_cli.io.safetensors_stream import SafetensorsFile
 from specpilot_cli.schema.raw_lattice import (
     INDEX_NAME,
@@ -48,7 +49,7 @@ def collect(
 ) -> dict[str, RequestRows]:
     """Rows of the `wanted` server request ids in the shards from `first_shard` on.
 
-    Raises InputError or MeasurementInvalid for a shard that is not what the index says.
+    Raises MeasurementInvalid for a shard that is missing, damaged, or not what the index says.
     """
     found: dict[str, RequestRows] = {}
     for number in range(first_shard, index.shards):
@@ -60,22 +61,31 @@ def collect(
 def _shard(
     path: Path, index: RecorderIndex, number: int, wanted: Collection[str]
 ) -> Iterator[tuple[str, Arrays]]:
-    with SafetensorsFile(path) as file:
-        try:
-            info = ShardInfo.model_validate_json(file.metadata.get(SHARD_KEY, ""))
-        except ValidationError as error:
-            raise _bad(path, "its metadata is not a recorder's") from error
-        if (info.session, info.shard) != (index.session, number):
-            raise _bad(path, f"it belongs to session {info.session}, shard {info.shard}")
-        if set(file.names) != set(RAW_TENSORS):
-            raise _bad(path, f"it holds the tensors {sorted(file.names)}")
-        arrays = {name: file.read_array(name) for name in RAW_TENSORS}
+    try:
+        info, arrays = _read(path)
+    except InputError as error:
+        raise _bad(path, error.message) from error
+    if (info.session, info.shard) != (index.session, number):
+        raise _bad(path, f"it is shard {info.shard} of session {info.session}")
     _check(path, index, arrays, len(info.requests))
+    if shard_digest(arrays, info.requests) != info.sha256:
+        raise _bad(path, "its content is not what the recorder wrote")
     request = arrays.pop("request")
     for place, name in enumerate(info.requests):
         if name in wanted:
             rows = np.flatnonzero(request == place)
             yield name, {key: array[rows] for key, array in arrays.items()}
+
+
+def _read(path: Path) -> tuple[ShardInfo, Arrays]:
+    with SafetensorsFile(path) as file:
+        try:
+            info = ShardInfo.model_validate_json(file.metadata.get(SHARD_KEY, ""))
+        except ValidationError as error:
+            raise InputError("its metadata is not a recorder's") from error
+        if set(file.names) != set(RAW_TENSORS):
+            raise InputError(f"it holds the tensors {sorted(file.names)}")
+        return info, {name: file.read_array(name) for name in RAW_TENSORS}
 
 
 def _check(path: Path, index: RecorderIndex, arrays: Arrays, n_requests: int) -> None:

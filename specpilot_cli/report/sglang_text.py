@@ -254,4 +254,4 @@ def _fact(key: str, value: Any) -> str:
         return str(len(value))
     if key.endswith("_bytes") and isinstance(value, int) and abs(value) < 2**63:
         return format_bytes(value)
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.step_profile import Sha256
 
 INDEX_NAME = "index.json"
 SHARD_KEY = "specpilot_raw_lattice"
@@ -36,12 +37,16 @@ RAW_TENSORS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 class ShardInfo(FileModel):
-    """Metadata of one shard. requests: the request ids that `request` counts."""
+    """Metadata of one shard.
+
+    requests: the request ids that `request` counts. sha256: `io.lattice_digest.shard_digest`.
+    """
 
     schema_version: Literal[1] = 1
     session: str = Field(min_length=1)
     shard: int = Field(ge=0)
     requests: list[str]
+    sha256: Sha256
 
 
 class RecorderIndex(FileModel):

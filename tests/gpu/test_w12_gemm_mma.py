@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
 
-from specpilot_kernels.w12 import gemm_mma, reference_gemm  # noqa: E402
+from specpilot_kernels.w12 import gemm, gemm_mma, reference_gemm  # noqa: E402
 from specpilot_kernels.w12.gemm import MAX_ROWS  # noqa: E402
 from specpilot_kernels.w12.weight import W12Weight  # noqa: E402
 
@@ -242,7 +242,7 @@ def test_many_launches_in_one_workspace_give_equal_bits(dependent: bool) -> None
 
 def test_a_captured_graph_reads_new_inputs() -> None:
     weight = make_weight(normal(np.random.default_rng(8), 640, 2048))
-    gemm_mma.warm(torch.cuda.current_device())
+    gemm.warm(use=gemm_mma)
     x, y = inputs(8, 2048), poisoned(8, 640)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

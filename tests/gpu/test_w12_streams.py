@@ -70,6 +70,22 @@ def test_streams_do_not_disturb_each_other(layers: Layers) -> None:
         assert all(same_bits(result, wanted) for result in found)
 
 
+def test_more_streams_than_fit_on_a_gpu_take_turns(layers: Layers) -> None:
+    """Kernels of which each waits for its own blocks: three at once could wait for ever."""
+    gemm.warm()
+    streams = [torch.cuda.Stream() for _ in range(5)]
+    x = inputs(5, 1024)
+    expected = chain(x, layers, dependent=False)
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(20):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(chain(x, layers, dependent=True))
+    torch.cuda.synchronize()
+    assert all(same_bits(result, expected) for result in found)
+
+
 def test_a_graph_beside_eager_calls(layers: Layers) -> None:
     gemm.warm()
     x, other = inputs(4, 1024), inputs(33, 1024)
@@ -91,7 +107,7 @@ def test_a_capture_without_a_workspace_says_what_to_do(
     layers: Layers, kernel: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gemm.warm()
-    monkeypatch.setattr(kernel, "workspaces", workspace.Pool(kernel._allocate))
+    monkeypatch.setattr(kernel, "workspaces", workspace.Pool(kernel._allocate, most_streams=2))
     x = inputs(1, 1024)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(workspace.NotWarmed, match="warm"), torch.cuda.graph(graph):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from specpilot_cli.errors import MachineError
+from specpilot_cli.io import own_wheel
 
 _DATA_SUFFIXES = {".yaml", ".json", ".jsonl", ".safetensors", ".cu", ".cuh", ".md", ".j2", ".css"}
 
@@ -102,3 +107,49 @@ def test_wheel_declares_the_command_and_the_extras(wheel: zipfile.ZipFile) -> No
         "gpu", "hub", "report", "sglang", "test", "torch",
     }  # fmt: skip
     assert "License-Expression: Apache-2.0" in text
+
+
+def test_what_is_packed_for_an_image_is_the_wheel(wheel: zipfile.ZipFile) -> None:
+    """From this checkout, byte for byte; only the description comes from the installation."""
+    packed = zipfile.ZipFile(io.BytesIO(own_wheel.own_wheel()))
+    assert packed.testzip() is None
+
+    def files(of: zipfile.ZipFile) -> dict[str, bytes]:
+        names = [name for name in of.namelist() if ".dist-info/" not in name]
+        return {name: of.read(name) for name in names if Path(name).suffix in _DATA_SUFFIXES}
+
+    assert files(packed) == files(wheel)
+    assert own_wheel.own_wheel() == own_wheel.own_wheel()
+
+
+def test_pip_installs_what_is_packed(tmp_path: Path) -> None:
+    path = tmp_path / own_wheel.NAME
+    path.write_bytes(own_wheel.own_wheel())
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
+         "--no-compile", "--target", str(site), str(path)],
+        check=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    code = (
+        "from importlib.metadata import distribution as d, entry_points as e;"
+        "import specpilot_cli.paths as p; print(p.__file__, p.bundled('recipes'));"
+        "print('gpu' in d('specpilot').metadata.get_all('Provides-Extra'));"
+        "print(e(group='sglang.srt.plugins')['specpilot'].load().__module__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)},
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    package = site / "specpilot_cli"
+    assert done.stdout.splitlines() == [
+        f"{package / 'paths.py'} {package / '_data/recipes'}",
+        "True",
+        "specpilot_cli.engines.sglang.plugin.entry",
+    ]
+
+
+def test_a_version_that_is_not_installed_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specpilot_cli.__version__", "9.9.9")
+    with pytest.raises(MachineError, match=r"specpilot 9\.9\.9 runs here without being installed"):
+        own_wheel.own_wheel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,16 +22,20 @@ class Exchange:
         raw = handler.rfile.read(length)
         self.body: dict[str, Any] = json.loads(raw) if raw else {}
 
-    def reply(self, payload: Any, *, status: int = 200) -> None:
+    def reply(
+        self, payload: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
         """A whole answer: JSON, or bytes as they are."""
         raw = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         self._handler.send_response(status)
+        for name, value in (headers or {}).items():
+            self._handler.send_header(name, value)
         self._handler.send_header("Content-Length", str(len(raw)))
         self._handler.end_headers()
         self._handler.wfile.write(raw)
 
-    def open_stream(self) -> None:
-        self._handler.send_response(200)
+    def open_stream(self, status: int = 200) -> None:
+        self._handler.send_response(status)
         self._handler.send_header("Content-Type", "text/event-stream")
         self._handler.send_header("Transfer-Encoding", "chunked")
         self._handler.end_headers()

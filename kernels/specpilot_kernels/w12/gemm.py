@@ -9,14 +9,15 @@ For any number of rows use `linear.w12_linear`.
 from __future__ import annotations
 
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from specpilot_kernels import build, launch
+from specpilot_kernels.registry import KernelModule
 from specpilot_kernels.w12 import gemm_mma, gemm_sm90, modules
 from specpilot_kernels.w12.weight import W12Weight
-from specpilot_kernels.w12.workspace import NotWarmed
+from specpilot_kernels.w12.workspace import NotWarmed, Pool
 
 __all__ = ["MAX_ROWS", "Kernel", "NotWarmed", "check", "gemm", "gpu_name", "kernel", "warm"]
 
@@ -31,7 +32,14 @@ class Kernel(Protocol):
         *, view_only: bool = False, dependent: bool = True,
     ) -> None: ...  # fmt: skip
 
-    def warm(self, device: int, *, view_only: bool = False) -> None: ...
+    def variant(self, rows: int, *, view_only: bool = False) -> KernelModule: ...
+
+    def launcher(
+        self, device: int, rows: int, view_only: bool, dependent: bool
+    ) -> launch.Launcher: ...
+
+    @property
+    def workspaces(self) -> Pool[Any]: ...
 
 
 def gemm(
@@ -73,18 +81,26 @@ def gemm(
     return out
 
 
-def warm(device: int | torch.device | None = None, *, view_only: bool = False) -> None:
-    """Compile and load the kernels of a device and make room for captures to come.
+def warm(
+    device: int | torch.device | None = None, *, view_only: bool = False, use: Kernel | None = None
+) -> None:
+    """Compile and load every variant of the GEMM, and make room for captures; see `workspace`.
 
     The first time on a machine this takes some seconds, later milliseconds. `view_only` prepares
-    the kernels of the view pass instead.
+    the kernels of the view pass instead. use: a kernel other than the device's own.
     """
     index = device if isinstance(device, int) else device and device.index
     if index is None:
         launch.capability()  # says what is missing where there is no GPU
         index = torch.cuda.current_device()
     with torch.cuda.device(index):
-        kernel(index).warm(index, view_only=view_only)
+        chosen = kernel(index) if use is None else use
+        variants = [chosen.variant(rows, view_only=view_only) for rows in modules.GEMM_ROWS]
+        build.build_all(variants, launch.capability(index))
+        for rows in modules.GEMM_ROWS:
+            for dependent in (False, True):
+                chosen.launcher(index, rows, view_only, dependent)
+        chosen.workspaces.warm(index)
 
 
 def gpu_name() -> str:

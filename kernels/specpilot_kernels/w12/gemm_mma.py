@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from specpilot_kernels import build, launch
+from specpilot_kernels import launch
 from specpilot_kernels.w12 import inputs, layout, modules, workspace
 from specpilot_kernels.w12.weight import W12Weight
 
@@ -50,6 +50,7 @@ def _allocate(device: int) -> Workspace:
 
 
 workspaces = workspace.Pool(_allocate)
+variant = modules.gemm_mma
 
 
 def gemm(
@@ -70,13 +71,13 @@ def gemm(
     rows, index = x.shape[0], x.device.index
     x = inputs.aligned(x)
     size = next(size for size in modules.GEMM_ROWS if size >= rows)
-    launcher = _launcher(index, size, view_only, dependent)
+    start = launcher(index, size, view_only, dependent)
     scratch = workspaces.of_current_stream(index)
     tiles, blocks, _ = weight.records.shape
     if tiles > _MOST_TILES:
         raise ValueError(f"the portable W12 GEMM takes {_MOST_TILES * layout.RECORD_ROWS} channels")
     workers = split(tiles, blocks, workspace.multiprocessors(index))
-    launcher(
+    start(
         (workers, 1, 1),
         _pack(
             weight.records.data_ptr(), weight.scale.data_ptr(), weight.escape_ptr.data_ptr(),
@@ -86,16 +87,6 @@ def gemm(
             *divmod(tiles * blocks, workers),
         ),
     )  # fmt: skip
-
-
-def warm(device: int, *, view_only: bool = False) -> None:
-    """Compile and load every variant, so that `gemm` may be captured; see `workspace`."""
-    variants = [modules.gemm_mma(rows, view_only=view_only) for rows in modules.GEMM_ROWS]
-    build.build_all(variants, launch.capability(device))
-    for rows in modules.GEMM_ROWS:
-        for dependent in (False, True):
-            _launcher(device, rows, view_only, dependent)
-    workspaces.warm(device)
 
 
 @cache
@@ -115,7 +106,8 @@ def split(tiles: int, blocks: int, multiprocessors: int) -> int:
     return most
 
 
-def _launcher(device: int, rows: int, view_only: bool, dependent: bool) -> launch.Launcher:
+def launcher(device: int, rows: int, view_only: bool, dependent: bool) -> launch.Launcher:
+    """The loaded variant for `rows`, one of `modules.GEMM_ROWS`; NotWarmed in a capture."""
     key = (device, rows, view_only, dependent)
     found = _launchers.get(key)
     if found is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from specpilot_kernels import build, launch
+from specpilot_kernels import launch
 from specpilot_kernels.w12 import inputs, layout, modules, workspace
 from specpilot_kernels.w12.split import Split, split
 from specpilot_kernels.w12.weight import W12Weight
@@ -53,7 +53,8 @@ def _allocate(device: int) -> Workspace:
     )
 
 
-workspaces = workspace.Pool(_allocate)
+workspaces = workspace.Pool(_allocate, most_streams=2)  # a CTA takes half of a multiprocessor
+variant = modules.gemm_sm90
 
 
 def gemm(
@@ -77,14 +78,14 @@ def gemm(
     index = x.device.index
     x = inputs.aligned(x)
     columns = next(size for size in modules.GEMM_ROWS if size >= rows)
-    launcher = _launcher(index, columns, view_only, dependent, stream_only)
+    start = launcher(index, columns, view_only, dependent, stream_only)
     scratch = workspaces.of_current_stream(index)
     tiles, blocks, _ = weight.records.shape
     sms = workspace.multiprocessors(index)
     shares: Split = _split(tiles, blocks, sms, workers=workers)
     grid = sms if dependent else shares.workers
     pitch = x.stride(0) if rows > 1 else inputs.padded(cols)
-    launcher(
+    start(
         (grid, 1, 1),
         _tensor_map(x.data_ptr(), rows, cols, pitch, columns),
         _pack(
@@ -98,19 +99,10 @@ def gemm(
     )  # fmt: skip
 
 
-def warm(device: int, *, view_only: bool = False) -> None:
-    """Compile and load every variant, so that `gemm` may be captured; see `workspace`."""
-    variants = [modules.gemm_sm90(rows, view_only=view_only) for rows in modules.GEMM_ROWS]
-    build.build_all(variants, launch.capability(device))
-    for rows in modules.GEMM_ROWS:
-        for dependent in (False, True):
-            _launcher(device, rows, view_only, dependent, False)
-    workspaces.warm(device)
-
-
-def _launcher(
-    device: int, rows: int, view_only: bool, dependent: bool, stream_only: bool
+def launcher(
+    device: int, rows: int, view_only: bool, dependent: bool, stream_only: bool = False
 ) -> launch.Launcher:
+    """The loaded variant for `rows`, one of `modules.GEMM_ROWS`; NotWarmed in a capture."""
     key = (device, rows, view_only, dependent, stream_only)
     found = _launchers.get(key)
     if found is not None:

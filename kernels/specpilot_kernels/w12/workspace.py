@@ -10,6 +10,12 @@ gets one that belongs to the capturing stream's graphs. So:
 
 Nothing can be allocated for good during a capture: `Pool.warm` keeps spares for streams that are
 first seen there.
+
+A kernel whose CTAs wait for each other needs room for all of them. One that takes half of every
+multiprocessor has it beside another one, not beside two: with each of three kernels half in place,
+all would wait for ever. Its pool lets the eager calls of a thread run on two streams at a time; a
+third stream waits until one of them is done with what it was given. What a graph does is settled
+when it is captured: `Pool.warm` keeps spares for two streams.
 """
 
 from __future__ import annotations
@@ -44,12 +50,16 @@ def refuse_in_capture() -> None:
 class Pool(Generic[T]):
     """The workspaces of one kernel, on all devices and streams.
 
-    allocate: makes one on a device, filled by work on the current stream.
+    allocate: makes one on a device, filled by work on the current stream. most_streams: streams of
+    a device on which the kernel may run at the same time, as far as calls outside of captures go;
+    None: any number.
     """
 
-    def __init__(self, allocate: Callable[[int], T]) -> None:
+    def __init__(self, allocate: Callable[[int], T], *, most_streams: int | None = None) -> None:
         self._allocate = allocate
+        self._most_streams = most_streams
         self._lock = threading.Lock()
+        self._running: dict[int, dict[int, torch.cuda.Stream]] = {}
         self._owned: dict[tuple[int, int, bool], T] = {}
         self._spares: dict[int, list[T]] = {}
 
@@ -59,7 +69,10 @@ class Pool(Generic[T]):
         NotWarmed if the stream is capturing, was never captured before, and no spare is left.
         """
         capturing = torch.cuda.is_current_stream_capturing()
-        key = (device, launch.current_stream(device), capturing)
+        stream = launch.current_stream(device)
+        if self._most_streams is not None and not capturing:
+            self._take_turn(device, stream)
+        key = (device, stream, capturing)
         found = self._owned.get(key)
         if found is not None:
             return found
@@ -76,6 +89,18 @@ class Pool(Generic[T]):
             while len(spares) < _SPARES:
                 spares.append(self._allocate(device))
         torch.cuda.current_stream(device).synchronize()  # other streams will use them
+
+    def _take_turn(self, device: int, stream: int) -> None:
+        """Let the current stream wait for another one, if it is one too many."""
+        running = self._running.setdefault(device, {})
+        if stream in running:
+            return
+        with self._lock:
+            current = torch.cuda.current_stream(device)
+            while self._most_streams is not None and len(running) >= self._most_streams:
+                # the one that came first; whoever returns later is the newest again
+                current.wait_stream(running.pop(next(iter(running))))
+            running[stream] = current
 
     def _spare(self, device: int) -> T:
         spares = self._spares.get(device)

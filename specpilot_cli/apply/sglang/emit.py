@@ -1,7 +1,8 @@
 """A deployment as files, instead of a launch: a shell script, a Docker image, Kubernetes objects.
 
 What is written is what `apply recipe` would start: the same arguments, environment and plugin
-configuration. No secret is ever written; a token is passed on by name only.
+configuration, and for an image this very specpilot as a wheel. No secret is ever written; a token
+is passed on by name only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Literal
 
 from specpilot_cli import __version__
 from specpilot_cli.apply.sglang.containers import (
-    Container,
     container,
     docker_run,
     dockerfile,
@@ -23,6 +23,7 @@ from specpilot_cli.apply.sglang.containers import (
 from specpilot_cli.apply.sglang.preflight import CheckedSglang
 from specpilot_cli.apply.sglang.systems import SglangSystem, plugin_text
 from specpilot_cli.errors import InputError
+from specpilot_cli.io import own_wheel
 from specpilot_cli.schema.plugin_config import PLUGIN_ENV
 from specpilot_cli.ui import printable
 
@@ -30,49 +31,55 @@ EmitKind = Literal["sh", "docker", "k8s"]
 
 PLUGIN_FILE = "plugin.json"
 DEFAULT_PORT = 30000
-_MAX_LABEL = 63  # characters of a Kubernetes label or service name
 
 
-def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, str]:
+def emit(checked: CheckedSglang, kind: EmitKind) -> dict[str, bytes]:
     """The files of the deployment, by name.
 
-    Raises `InputError` unless exactly one system is chosen.
+    Raises `InputError` unless exactly one system is chosen, and for a host, a name or a path that
+    this kind of deployment cannot have; `MachineError` if specpilot cannot be packed.
     """
     if len(checked.systems) != 1:
         raise InputError(
             "a deployment has one server", where="--system", hint="choose stock or tuned"
         )
     system = checked.systems[0].system
-    port = checked.settings.first_port or DEFAULT_PORT
+    texts = _texts(checked, system, kind, checked.settings.first_port or DEFAULT_PORT)
+    files = {name: _encoded(text) for name, text in texts.items()}
+    if "Dockerfile" in files:
+        files[own_wheel.NAME] = own_wheel.own_wheel()
+    return files
+
+
+def _texts(
+    checked: CheckedSglang, system: SglangSystem, kind: EmitKind, port: int
+) -> dict[str, str]:
     about = _about(checked, system)
     files = {} if system.plugin is None else {PLUGIN_FILE: plugin_text(system.plugin)}
     if kind == "sh":
         return {**files, "serve.sh": _shell(about, system, port)}
     box = container(checked, system, port)
-    _check_names(box, kind)
     if system.plugin is not None:
         files["Dockerfile"] = dockerfile(about, checked.loaded.recipe.engine_versions.pinned)
     if kind == "docker":
         return {**files, "run.sh": _script(about, docker_run(box))}
     head = "".join(f"{line}\n" for line in about)
     if system.plugin is not None:
-        head += f"# First build the image and push it: docker build --tag {box.image} .\n"
+        head += (
+            f"# First build the image: docker build --tag {box.image} .\n"
+            "# Then push it where the cluster finds it, and write that name behind `image:`.\n"
+        )
     return {**files, "deployment.yaml": head + kubernetes_objects(box)}
 
 
-def _check_names(box: Container, kind: EmitKind) -> None:
-    """Refuse names that Docker or Kubernetes would read as something else, or not at all."""
-    for folder in box.models:
-        if kind == "docker" and ":" in folder:
-            raise InputError(
-                f"Docker cannot mount a folder with a colon in its path: `{folder}`",
-                hint="rename the folder",
-            )
-    if kind == "k8s" and len(box.name) > _MAX_LABEL:
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
         raise InputError(
-            f"`{box.name}` is too long for Kubernetes: {len(box.name)} characters of {_MAX_LABEL}",
-            hint="give the recipe a shorter name",
-        )
+            "a path or an argument is not UTF-8, and no deployment can name it",
+            hint="rename the folder",
+        ) from error
 
 
 def _about(checked: CheckedSglang, system: SglangSystem) -> list[str]:

@@ -33,7 +33,8 @@ class Model:
     def file(self, name: str) -> Path | None:
         """A file of the model, None if it has none or it cannot be had."""
         if self.folder is None:
-            return fetch_file(self.source, name)
+            found = fetch_file(self.source, name)
+            return None if isinstance(found, str) else found
         path = self.folder / name
         return path if path.is_file() else None
 
@@ -75,14 +76,14 @@ def _find(loaded: LoadedSglangRecipe, key: str, given: str, expected: str | None
     folder, where = _folder(loaded, key, given), f"{loaded.path}: models.{key}"
     config = fetch_file(given, _CONFIG) if folder is None else folder / _CONFIG
     profile = None if expected is None else shape_of(load_model(expected))
-    if config is None:
+    if isinstance(config, str):
         if profile is None:
             raise MachineError(
-                f"the configuration of `{given}` is not here and cannot be fetched",
+                f"the configuration of `{given}` is not here and cannot be fetched: {config}",
                 where=where,
                 hint="fetch the model, give a folder, or pip install 'specpilot[hub]'",
             )
-        return Model(given, None, profile, f"the model profile {expected}")
+        return Model(given, None, profile, f"the model profile {expected} ({config})")
     shape = shape_of(read_hf_config(config))
     difference = None if profile is None else profile.first_difference(shape)
     if difference is not None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from specpilot_cli.engines import wire
+from specpilot_cli.engines import http_parts, wire
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
-from specpilot_cli.errors import InputError, MeasurementInvalid
+from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
+from specpilot_cli.profile.live import record_trace
 
 _BAD_URLS = [
     "", "host", "host:1", "localhost:30000", "//host:1", "http:", "http://", "http://:30000",
@@ -67,15 +70,98 @@ def _chunk(**changed: Any) -> bytes:
 @pytest.mark.parametrize("rows", [5, 0.5, "rows", True, {"a": 1}])
 def test_log_probabilities_that_are_no_list_void_the_measurement(rows: Any) -> None:
     with pytest.raises(MeasurementInvalid, match="output_top_logprobs is not a list"):
-        wire.StreamAssembler("r-1").add(_chunk(output_top_logprobs=rows))
+        wire.StreamAssembler("r-1", 2).add(_chunk(output_top_logprobs=rows))
 
 
 @pytest.mark.parametrize(
     "row", [[5], [["x", 5]], [[-0.1, "x"]], [[-0.1]], [[True, 5]], [[-1e999, 5]], [[0.5, 5]]]
 )
 def test_a_malformed_row_of_log_probabilities_voids_the_measurement(row: Any) -> None:
-    assembler = wire.StreamAssembler("r-1")
+    assembler = wire.StreamAssembler("r-1", 2)
     assembler.add(_chunk(output_top_logprobs=[row, row]))
     request = GenerateRequest("r-1", (1,), 2, top_logprobs=1)
     with pytest.raises(MeasurementInvalid, match="log-probability"):
         wire.parse_generation(assembler.finish(), request, wire.Arrival(0.0, 1.0, 2.0))
+
+
+ENDLESS: dict[str, tuple[Callable[[HttpEngine], object], type[Exception]]] = {
+    "/server_info": (lambda engine: engine.server_info(), MachineError),
+    "/start_profile": (lambda engine: engine.post("/start_profile", {}, limit_s=30), MachineError),
+    "/generate": (
+        lambda engine: engine.generate(GenerateRequest("r-1", (5,), 4)), MeasurementInvalid
+    ),
+    "scores": (lambda engine: engine.score((5, 6, 7), 1), MeasurementInvalid),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("path", ENDLESS)
+def test_a_body_without_end_is_cut_off(
+    make_server: Any, monkeypatch: pytest.MonkeyPatch, path: str, status: int
+) -> None:
+    """Not read to an end that never comes, nor kept: whatever was asked, whatever the status."""
+    monkeypatch.setattr(http_parts, "MAX_REPLY_BYTES", 1 << 20)
+    sent: list[int] = []
+
+    def script(exchange: Any) -> None:
+        exchange.open_stream(status)
+        while True:
+            exchange.raw(b"data: " * 20_000)
+            sent.append(120_000)
+
+    call, kind = ENDLESS[path]
+    with (
+        HttpEngine(make_server(script).url, 60.0) as engine,
+        pytest.raises(kind, match="longer than 1 MiB"),
+    ):
+        call(engine)
+    assert sum(sent) < 64 << 20  # what the sockets hold, far from what a minute could bring
+
+
+def test_a_stream_of_more_tokens_than_asked_for_is_cut_off(make_server: Any) -> None:
+    """Each event is short, so no limit of bytes would end it."""
+
+    def script(exchange: Any) -> None:
+        exchange.open_stream()
+        total = 0
+        while True:
+            total += 1
+            meta = {"prompt_tokens": 1, "completion_tokens": total, "finish_reason": None}
+            exchange.event({"output_ids": [7], "meta_info": meta})
+
+    with (
+        HttpEngine(make_server(script).url, 60.0) as engine,
+        pytest.raises(MeasurementInvalid, match="5 tokens where 4 were asked for"),
+    ):
+        engine.generate(GenerateRequest("r-1", (5,), 4))
+
+
+def test_a_compressed_body_is_not_unpacked(make_server: Any) -> None:
+    """A thousand bytes of it may become a gigabyte; nobody asked for it."""
+    bomb = gzip.compress(b" " * (8 << 20) + b"{}")
+
+    def script(exchange: Any) -> None:
+        exchange.reply(bomb, headers={"Content-Encoding": "gzip"})
+
+    with (
+        HttpEngine(make_server(script).url, 60.0) as engine,
+        pytest.raises(MeasurementInvalid, match="the reply is not JSON"),
+    ):
+        engine.server_info()
+
+
+def test_a_profiled_server_that_answers_without_end(
+    make_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_parts, "MAX_REPLY_BYTES", 1 << 20)
+
+    def script(exchange: Any) -> None:
+        if exchange.path != "/start_profile":
+            exchange.reply({"version": "0.5.23"})
+            return
+        exchange.open_stream()
+        while True:
+            exchange.raw(b"x" * 100_000)
+
+    with pytest.raises(MachineError, match="no sensible answer to /start_profile"):
+        record_trace(make_server(script).url, steps=2)

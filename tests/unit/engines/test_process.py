@@ -219,3 +219,8 @@ def test_a_death_in_use_is_noticed(tmp_path: Path) -> None:
         assert _wait(lambda: not server.running)
         with pytest.raises(MachineError, match="status 137"):
             server.check()
+
+
+def test_an_address_with_colons_is_bracketed_in_the_url(tmp_path: Path) -> None:
+    server = ServerProcess(["true"], port=31, host="::1", log_path=tmp_path / "log")
+    assert server.base_url == "http://[::1]:31"

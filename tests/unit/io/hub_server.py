@@ -70,7 +70,7 @@ def serve(files: dict[str, bytes]) -> Iterator[Hub]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     hub.url = f"http://127.0.0.1:{server.server_port}"
     try:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
 from specpilot_cli.errors import InputError, MachineError
+from specpilot_cli.io import hub as hub_module
 from specpilot_cli.io.hf_folder import open_hf_folder
-from specpilot_cli.io.hub import fetch_file, hub_origin, is_hub_id, resolve_source
+from specpilot_cli.io.hub import (
+    OFFLINE,
+    fetch_file,
+    hub_origin,
+    is_hub_id,
+    resolve_source,
+)
 from specpilot_cli.schema.w12_manifest import HubSource
 from tests.unit.convert_w12.conftest import convert, digests, weights
 from tests.unit.io.hub_server import COMMIT, REPO, Hub, serve
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_known_of_any_hub() -> None:
+    hub_module._no_answer.cache_clear()
 
 
 @pytest.fixture
@@ -231,10 +246,75 @@ def test_what_the_hub_refuses(
     assert getattr(caught.value, "hint", None)
 
 
-def test_no_server_at_all(cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(MachineError, match="cannot fetch"):
-        resolve_source(REPO)
+@pytest.fixture(params=["refuses", "never answers", "never ends a header"])
+def unreachable(
+    request: pytest.FixtureRequest, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[int]]:
+    """A list that grows with every attempt to reach a Hub that cannot be asked."""
+    attempts: list[int] = []
+    connect = socket.socket.connect
+    over = threading.Event()
+
+    def serve_one(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            text = b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 10_000
+            for byte in text if request.param == "never ends a header" else b"":
+                if over.wait(0.02):
+                    return
+                connection.sendall(bytes([byte]))
+            over.wait()
+
+    def accept() -> None:
+        with suppress(OSError):  # the listener is shut
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=serve_one, args=(connection,), daemon=True).start()
+
+    def counted(self: socket.socket, address: tuple[str, int]) -> None:
+        if address[1] == port:
+            attempts.append(1)
+        connect(self, address)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(socket.socket, "connect", counted)
+        thread = threading.Thread(target=accept)
+        if request.param != "refuses":
+            listener.listen()
+            thread.start()
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        yield attempts
+        over.set()
+        if thread.ident is not None:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_a_hub_that_cannot_be_asked_is_asked_once(unreachable: list[int], cached: Path) -> None:
+    """Whatever is resolved after that, and however many files: the cache answers, or nothing.
+
+    The Hub's own client tries six times for each file, with 23 seconds of pauses.
+    """
+    assert resolve_source(REPO) == cached
+    assert fetch_file(REPO, "config.json") == cached / "config.json"
+    for source in (f"{REPO}@v2", "acme/other"):
+        with pytest.raises(MachineError, match=f"cannot fetch `{source}` from the Hub") as caught:
+            resolve_source(source)
+        assert f"the Hub at {constants.ENDPOINT} does not answer" in str(caught.value)
+        assert "HF_HUB_OFFLINE=1" in str(caught.value.hint)
+    reason = fetch_file("acme/other", "config.json")
+    assert isinstance(reason, str)
+    assert "does not answer" in reason
+    assert len(unreachable) == 1
+
+
+def test_a_hub_that_answers_is_asked_only_once_whether_it_does(hub: Hub) -> None:
+    resolve_source(REPO)
+    resolve_source(REPO)
+    assert hub.requests.count(("HEAD", "/")) == 1
 
 
 def test_a_ref_that_is_not_text_is_a_damaged_cache(cached: Path) -> None:
@@ -246,25 +326,25 @@ def test_a_ref_that_is_not_text_is_a_damaged_cache(cached: Path) -> None:
 
 def test_one_file_comes_from_the_cache(cached: Path) -> None:
     found = fetch_file(f"{REPO}@main", "config.json")
-    assert found is not None
+    assert isinstance(found, Path)
     assert found.read_text(encoding="utf-8") == '{"model_type": "test"}'
-    assert fetch_file(REPO, "tokenizer.json") is None
+    assert fetch_file(REPO, "tokenizer.json") == OFFLINE
 
 
 def test_one_file_is_fetched_alone(hub: Hub, cache: Path) -> None:
     found = fetch_file(REPO, "config.json")
-    assert found is not None
+    assert isinstance(found, Path)
     assert found.read_bytes() == b"{}"
     assert not list(cache.rglob("*.safetensors"))
-    assert fetch_file(REPO, "tokenizer.json") is None
+    assert fetch_file(REPO, "tokenizer.json") == "the repository has no tokenizer.json"
     with pytest.raises(InputError, match="neither a folder here nor a repository on the Hub"):
         fetch_file("acme/other", "config.json")
 
 
 def test_one_file_of_nothing_known(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fetch_file(REPO, "config.json") is None
+    assert fetch_file(REPO, "config.json") == OFFLINE
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert fetch_file(REPO, "config.json") is None
+    assert fetch_file(REPO, "config.json") == "huggingface_hub is not installed"
     with pytest.raises(InputError, match="not a hub id: `just-a-name`"):
         fetch_file("just-a-name", "config.json")
     assert not is_hub_id("just-a-name")

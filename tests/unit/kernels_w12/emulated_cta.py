@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import shutil
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
+from cuda_emulator import compile_kernel
 from w12_cases import exact
 
+from specpilot_kernels import registry
+from specpilot_kernels.w12 import modules
 from specpilot_kernels.w12.weight import W12Weight
 
 Bits = npt.NDArray[np.uint16]
 Array = npt.NDArray[np.generic]
 
 POISON = 0x7FC5  # a NaN
+
+
+class Compiled:
+    """The variants of a kernel, each compiled when it is first asked for; skips without g++."""
+
+    def __init__(
+        self, variant: Callable[..., registry.KernelModule], driver: str,
+        folders: pytest.TempPathFactory,
+    ) -> None:  # fmt: skip
+        if shutil.which("g++") is None:
+            pytest.skip("the emulator needs g++")
+        self._variant, self._driver = variant, driver
+        self._folder = folders.mktemp("emulator")
+        self._libraries: dict[tuple[int, bool], ctypes.CDLL] = {}
+
+    def of(self, rows: int, *, view_only: bool) -> tuple[int, ctypes.CDLL]:
+        """The variant for so many rows: how many it takes, and its library."""
+        size = next(size for size in modules.GEMM_ROWS if rows <= size)
+        key = size, view_only
+        if key not in self._libraries:
+            module = self._variant(size, view_only=view_only)
+            self._libraries[key] = compile_kernel(module, self._driver, self._folder)
+        return size, self._libraries[key]
 
 
 def encode(bits: Bits) -> W12Weight:

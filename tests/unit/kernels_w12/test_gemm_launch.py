@@ -99,7 +99,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     found = Recorder()
     some = torch.zeros(1, dtype=torch.int32)
     scratch = gemm_sm90.Workspace(some, some, some)
-    monkeypatch.setattr(gemm_sm90, "_launcher", found.launcher)
+    monkeypatch.setattr(gemm_sm90, "launcher", found.launcher)
     monkeypatch.setattr(gemm_sm90, "_tensor_map", found.encode)
     monkeypatch.setattr(gemm_sm90.workspaces, "of_current_stream", lambda device: scratch)
     monkeypatch.setattr(workspace, "multiprocessors", lambda device: 132)
@@ -111,7 +111,7 @@ def portable(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """The same for the portable kernel."""
     found = Recorder(PORTABLE, modules.GEMM_MMA_PARAMS)
     some = torch.zeros(1, dtype=torch.int32)
-    monkeypatch.setattr(gemm_mma, "_launcher", found.launcher)
+    monkeypatch.setattr(gemm_mma, "launcher", found.launcher)
     scratch = gemm_mma.Workspace(some, some)
     monkeypatch.setattr(gemm_mma.workspaces, "of_current_stream", lambda device: scratch)
     monkeypatch.setattr(workspace, "multiprocessors", lambda device: 132)

@@ -7,7 +7,6 @@ of tiles. Speed, the tensor cores' rounding and memory order belong to tests/gpu
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
 from collections.abc import Callable
 
@@ -16,10 +15,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from cuda_emulator import compile_kernel
 from emulated_cta import (
     POISON,
     Bits,
+    Compiled,
     aligned,
     assert_accurate,
     bf16,
@@ -53,19 +52,12 @@ extern "C" int run(const void* packed, int bytes, const int* ctas, int count, in
 @pytest.fixture(scope="module")
 def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
     """`gemm(weight, x, ctas=)`: y [rows, out] in bfloat16 patterns, CTAs in a random order."""
-    if shutil.which("g++") is None:
-        pytest.skip("the emulator needs g++")
-    folder = tmp_path_factory.mktemp("emulator")
-    libraries: dict[tuple[int, bool], ctypes.CDLL] = {}
+    compiled = Compiled(modules.gemm_mma, _DRIVER, tmp_path_factory)
 
     def run(bits: Bits, x: Bits, *, ctas: int, view_only: bool = False) -> Bits:
-        size = next(size for size in modules.GEMM_ROWS if x.shape[0] <= size)
-        key = size, view_only
-        if key not in libraries:
-            module = modules.gemm_mma(size, view_only=view_only)
-            libraries[key] = compile_kernel(module, _DRIVER, folder)
+        size, library = compiled.of(x.shape[0], view_only=view_only)
         shared = modules.gemm_mma_shared_bytes(size, view_only=view_only)
-        return _launch(libraries[key], bits, x, size, ctas, shared)
+        return _launch(library, bits, x, size, ctas, shared)
 
     return run
 

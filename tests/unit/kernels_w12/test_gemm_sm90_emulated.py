@@ -8,7 +8,6 @@ memory order between CTAs, nor the hand-over between kernels.
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
 from collections.abc import Callable
 
@@ -17,10 +16,10 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from cuda_emulator import compile_kernel
 from emulated_cta import (
     POISON,
     Bits,
+    Compiled,
     aligned,
     assert_accurate,
     bf16,
@@ -77,21 +76,14 @@ extern "C" int run(const void* packed, int bytes, const void* x, int cols, int p
 @pytest.fixture(scope="module")
 def gemm(tmp_path_factory: pytest.TempPathFactory) -> Gemm:
     """`gemm(weight, x, sms=)`: y [rows, out] in bfloat16 patterns; `workers` as in `split`."""
-    if shutil.which("g++") is None:
-        pytest.skip("the emulator needs g++")
-    folder = tmp_path_factory.mktemp("emulator")
-    libraries: dict[tuple[int, bool], ctypes.CDLL] = {}
+    compiled = Compiled(modules.gemm_sm90, _DRIVER, tmp_path_factory)
 
     def run(
         bits: Bits, x: Bits, *, sms: int, workers: int | None = None, view_only: bool = False
     ) -> Bits:
-        size = next(size for size in modules.GEMM_ROWS if x.shape[0] <= size)
-        key = size, view_only
-        if key not in libraries:
-            module = modules.gemm_sm90(size, view_only=view_only)
-            libraries[key] = compile_kernel(module, _DRIVER, folder)
+        size, library = compiled.of(x.shape[0], view_only=view_only)
         shared = modules.gemm_sm90_shared_bytes(size, view_only=view_only)
-        return _launch(libraries[key], bits, x, size, sms, workers, shared)
+        return _launch(library, bits, x, size, sms, workers, shared)
 
     return run
 

@@ -130,6 +130,7 @@ class Engine:
     tp = 1
     cpu = True
     lora = False
+    pdmux = False
 
 
 def stock_iterator(hf_weights_files: list[str], *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
@@ -193,13 +194,18 @@ class GeluAndMul(SiluAndMul):
         return torch.nn.functional.gelu(gate, approximate=self.approximate)
 
 
+def _speculation(engine: Engine) -> SimpleNamespace:
+    return SimpleNamespace(
+        speculative_algorithm=engine.algorithm,
+        speculative_draft_model_path=engine.drafter,
+        speculative_draft_model_revision=None,
+    )
+
+
 def modules(engine: Engine) -> dict[str, ModuleType]:
     """Name -> module, with every parent package."""
     methods: dict[str, Any] = {"fp8": object}
     choices: list[str] = ["fp8"]
-    spec = SimpleNamespace(
-        speculative_algorithm=engine.algorithm, speculative_draft_model_path=engine.drafter
-    )
     features = SimpleNamespace(enable_fp32_lm_head=engine.fp32_head)
     content: dict[str, dict[str, Any]] = {
         "plugins.hook_registry": {"HookRegistry": HookRegistry, "HookType": HookType},
@@ -221,13 +227,17 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
         "layers.linear": {"LinearBase": LinearBase},
         "layers.vocab_parallel_embedding": {"ParallelLMHead": ParallelLMHead},
         "runtime_context": {
-            "get_spec": lambda: spec,
+            "get_spec": lambda: _speculation(engine),
             "get_lora": lambda: SimpleNamespace(enable_lora=engine.lora, lora_paths=None),
             "get_exec": lambda: SimpleNamespace(features=features),
+            "get_disagg": lambda: SimpleNamespace(enable_pdmux=engine.pdmux),
             "get_parallel": lambda: SimpleNamespace(tp_size=engine.tp),
         },
         "utils.common": {"is_cpu": lambda: engine.cpu},
-        "server_args": {"add_quantization_method_choices": choices.extend, "choices": choices},
+        "arg_groups.choices": {
+            "add_quantization_method_choices": choices.extend,
+            "QUANTIZATION_CHOICES": choices,
+        },
     }
     made: dict[str, ModuleType] = {}
     for name, names in content.items():

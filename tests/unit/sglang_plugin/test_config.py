@@ -39,11 +39,11 @@ def prepare(plugin: Any, config: Any, **settings: Any) -> Any:
 
 
 def test_the_method_is_known_after_activation(plugin: Any) -> None:
-    from sglang.srt import server_args
+    from sglang.srt.arg_groups import choices
     from sglang.srt.layers import quantization
 
     state = activated(plugin)
-    assert "w12" in server_args.choices
+    assert "w12" in choices.QUANTIZATION_CHOICES
     for methods in ("QUANTIZATION_METHODS", "BASE_QUANTIZATION_METHODS",
                     "CPU_QUANTIZATION_METHODS"):  # fmt: skip
         assert getattr(quantization, methods)["w12"] is plugin.w12_config.W12Config
@@ -198,6 +198,14 @@ def test_a_gpu_that_cannot_be_used_stops_before_anything_is_loaded(
 
     monkeypatch.setattr(plugin.w12_product.gemm, "warm", fails)
     with pytest.raises(plugin.w12_product.W12Error, match=words):
+        prepare(plugin, plugin.w12_config.W12Config())
+
+
+def test_a_server_that_divides_the_gpu_is_refused(make_plugin: Callable[..., Any]) -> None:
+    """Some of the kernel's blocks would find no place, and the others wait for them."""
+    plugin = make_plugin(pdmux=True)
+    activated(plugin)
+    with pytest.raises(plugin.w12_product.W12Error, match="cannot run with --enable-pdmux"):
         prepare(plugin, plugin.w12_config.W12Config())
 
 

@@ -67,6 +67,73 @@ def test_every_supported_sglang_has_the_pinned_signatures(
     assert all(source_of(path) for path in ENTRIES)
 
 
+def test_a_change_of_any_pinned_place_is_noticed(wheels: dict[str, zipfile.ZipFile]) -> None:
+    """Every function gets one parameter more, every other name is taken away."""
+    version = VERSIONS[-1]
+    names = set(wheels[version].namelist())
+    pinned: dict[str, list[Hook]] = {}
+    for hook in HOOKS:
+        pinned.setdefault(hook.target.partition(":")[0], []).append(hook)
+
+    def changed(path: str) -> str | None:
+        if path not in names:
+            return None
+        module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        tree = ast.parse(wheels[version].read(path))
+        found = {hook: _node(tree, hook) for hook in pinned[module]}
+        for hook, node in found.items():
+            if hook.signature is not None:
+                assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                node.args.kwonlyargs.append(ast.arg("surplus"))
+                node.args.kw_defaults.append(None)
+        for hook, node in found.items():
+            if hook.signature is None:
+                _rename(node, hook.target)
+        return ast.unparse(tree)
+
+    problems = check_hooks(HOOKS, changed, version=version)
+    assert len(problems) == len(HOOKS)
+    for hook in HOOKS:
+        assert any(problem.startswith(f"`{hook.path}` of") for problem in problems), hook
+
+
+def _node(tree: ast.Module, hook: Hook) -> ast.AST:
+    found: ast.AST | None = tree
+    for name in hook.target.partition(":")[2].split("."):
+        found = hooks._member(found, name) if found is not None else None
+    assert found is not None, hook
+    return found
+
+
+def _rename(node: ast.AST, target: str) -> None:
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        node.name = "another"
+        return
+    names = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
+    for name in names:
+        assert isinstance(name, ast.Name), target
+        name.id = "another"
+
+
+def test_whatever_the_plugin_imports_of_sglang_is_pinned(repo: Path) -> None:
+    """A name that is used and not listed would fail in a server, not in this file."""
+    pinned = {hook.target for hook in HOOKS}
+    modules = {target.partition(":")[0] for target in pinned}
+    folder = repo / "specpilot_cli/engines/sglang/plugin"
+    imported = [
+        (path.name, node.module, alias.name)
+        for path in sorted(folder.glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang")
+        for alias in node.names
+    ]
+    assert len(imported) > 20
+    for file, module, name in imported:
+        target = f"{module}:{name}"
+        listed = target in pinned or any(each.startswith(f"{target}.") for each in pinned)
+        assert listed or f"{module}.{name}" in modules, f"{file} uses {target}"
+
+
 def test_a_changed_signature_is_named_with_the_range(wheels: dict[str, zipfile.ZipFile]) -> None:
     def changed(path: str) -> str | None:
         text = wheels["0.5.23"].read(path).decode()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,9 @@ from specpilot_cli.engines.sglang.plugin import recorder as plugin
 from specpilot_cli.engines.sglang.plugin.state import State
 from specpilot_cli.schema.plugin_config import PluginConfig
 from tests.unit.sglang_recorder import fake_sglang
+from tests.unit.sglang_recorder.live_server import FakeServer, Recording
 
 DENSE = {"SGLANG_SIMULATE_ACC_LEN": "1", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
-
-
-@dataclass
-class Recording:
-    """A fake server whose plugin records."""
-
-    state: State
-    worker: Any
-    folder: Path
-    closers: list[Callable[[], None]] = field(default_factory=list)
-
-    def facts(self) -> dict[str, Any] | None:
-        return self.state.report()["active"].get("recorder")
-
-    def problems(self) -> list[str]:
-        return list(self.state.report()["problems"])
-
-    def scheduler(self, **options: Any) -> fake_sglang.Scheduler:
-        return fake_sglang.Scheduler(self.worker, **options)
 
 
 Start = Callable[..., Recording]
@@ -73,3 +55,27 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield begin
     for close in closers:
         close()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    for name in ("target", "drafter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"name": name}))
+    return tmp_path
+
+
+@pytest.fixture
+def serve(start: Start, models: Path, make_server: Any) -> Iterator[Any]:
+    """Start a recording server: `serve(mode) -> (url, FakeServer)`."""
+    started: list[FakeServer] = []
+
+    def begin(mode: str = "dense", **options: Any) -> tuple[str, FakeServer]:
+        server = FakeServer(start(mode, **options), models)
+        started.append(server)
+        return make_server(server).url, server
+
+    yield begin
+    for server in started:
+        server.stop = True
+        server.thread.join()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,111 +16,9 @@ from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 from specpilot_cli.io.hashing import sha256_folder
 from specpilot_cli.io.lattice_file import read_lattice, write_lattice
 from specpilot_cli.record.live import record_live
-from specpilot_cli.schema.prompts import Prompt
-from tests.unit.sglang_recorder.conftest import Recording, Start
-from tests.unit.sglang_recorder.fake_sglang import Request, Scheduler
+from tests.unit.sglang_recorder.live_server import prompts
 
 TEXTS = ["one", "two words", "three more words", "abort this", "put back", "x", "the last one"]
-
-
-class FakeServer:
-    """HTTP around a recording scheduler in a thread of its own."""
-
-    def __init__(self, recording: Recording, models: Path, *, max_running: int = 3) -> None:
-        self.recording, self.models = recording, models
-        self.scheduler = Scheduler(recording.worker, max_running=max_running, late=True)
-        self.fate: dict[str, str] = {}
-        self.lock = threading.Lock()
-        self.batches: set[int] = set()
-        self.stop = False
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        while not self.stop:
-            with self.lock:
-                busy = bool(self.scheduler.waiting or self.scheduler.running)
-                if busy:
-                    self.scheduler.step()
-                    self.batches.add(len(self.scheduler.running))
-                    self._fates()
-            time.sleep(0.0 if busy else 0.002)
-
-    def _fates(self) -> None:
-        for request in list(self.scheduler.running):
-            fate = self.fate.get(request.rid)
-            if fate == "abort" and len(request.output) >= 3:
-                request.aborted = True
-            if fate == "retract" and len(request.output) >= 3 and not request.finished:
-                self.scheduler.retract(request)
-                del self.fate[request.rid]
-
-    def __call__(self, exchange: Any) -> None:
-        if exchange.path == "/server_info":
-            exchange.reply(self.info())
-            return
-        body = exchange.body
-        prompt = [1 + ord(letter) % 40 for letter in body["text"]]
-        request = Request(body["rid"], prompt, body["sampling_params"]["max_new_tokens"])
-        with self.lock:
-            if "abort" in body["text"] or "back" in body["text"]:
-                self.fate[request.rid] = "abort" if "abort" in body["text"] else "retract"
-            self.scheduler.waiting.append(request)
-        while not request.finished:
-            time.sleep(0.001)
-        exchange.stream([self._event(request)])
-
-    def _event(self, request: Request) -> dict[str, Any]:
-        ids = request.answer()
-        kind = "length" if len(ids) == request.limit else "stop"
-        reason = {"type": "abort", "message": "gone"} if request.aborted else {"type": kind}
-        return {
-            "output_ids": ids,
-            "prompt_token_ids": request.prompt,
-            "meta_info": {
-                "finish_reason": reason,
-                "completion_tokens": len(ids),
-                "prompt_tokens": len(request.prompt),
-            },
-        }
-
-    def info(self) -> dict[str, Any]:
-        return {
-            "model_path": str(self.models / "target"),
-            "speculative_draft_model_path": str(self.models / "drafter"),
-            "internal_states": [{"specpilot": self.recording.state.report()}],
-        }
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Path:
-    for name in ("target", "drafter"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"name": name}))
-    return tmp_path
-
-
-@pytest.fixture
-def serve(start: Start, models: Path, make_server: Any) -> Any:
-    """Start a recording server: `serve(mode) -> (url, FakeServer)`."""
-    started: list[FakeServer] = []
-
-    def begin(mode: str = "dense", **options: Any) -> tuple[str, FakeServer]:
-        server = FakeServer(start(mode, **options), models)
-        started.append(server)
-        return make_server(server).url, server
-
-    yield begin
-    for server in started:
-        server.stop = True
-        server.thread.join()
-
-
-def _prompts(texts: list[str], limit: int = 14) -> list[Prompt]:
-    return [
-        Prompt(request_id=f"p{n}", benchmark="b", text=text, max_new_tokens=limit)
-        for n, text in enumerate(texts)
-    ]
 
 
 @pytest.mark.parametrize("mode", ["dense", "anchored"])
@@ -129,8 +26,8 @@ def test_a_busy_server_with_aborts_and_retractions_gives_a_lattice_file(
     serve: Any, models: Path, tmp_path: Path, mode: str
 ) -> None:
     url, server = serve(mode)
-    prompts = _prompts(TEXTS)
-    got = record_live(url, prompts, concurrency=4)
+    asked = prompts(TEXTS)
+    got = record_live(url, asked, concurrency=4)
     assert max(server.batches) == 3
     left_out = {loss.request_id: loss.reason for loss in got.dropped}
     assert "aborted" in left_out["p3"]
@@ -144,7 +41,7 @@ def test_a_busy_server_with_aborts_and_retractions_gives_a_lattice_file(
     assert again.metadata.target_sha256 == sha256_folder(models / "target")
     assert again.metadata.drafter_sha256 == sha256_folder(models / "drafter")
     assert [r.request_id for r in again.metadata.requests] == [
-        p.request_id for p in prompts if p.request_id not in left_out
+        p.request_id for p in asked if p.request_id not in left_out
     ]
     assert [list(record.output_ids) for record in got.outputs] == [
         again.output(n).tolist() for n in range(again.n_requests)
@@ -162,8 +59,8 @@ def test_a_busy_server_with_aborts_and_retractions_gives_a_lattice_file(
 
 def test_a_second_recording_of_the_same_server_is_its_own(serve: Any) -> None:
     url, _ = serve("dense")
-    first = record_live(url, _prompts(["same text"]))
-    second = record_live(url, _prompts(["same text"]))
+    first = record_live(url, prompts(["same text"]))
+    second = record_live(url, prompts(["same text"]))
     assert np.array_equal(first.recording.edge, second.recording.edge)
     assert first.recording.n_steps == second.recording.n_steps
 
@@ -171,7 +68,7 @@ def test_a_second_recording_of_the_same_server_is_its_own(serve: Any) -> None:
 def test_nothing_recorded_is_no_recording(serve: Any) -> None:
     url, _ = serve("dense")
     with pytest.raises(MeasurementInvalid, match="none of the 1 requests"):
-        record_live(url, _prompts(["abort this"]))
+        record_live(url, prompts(["abort this"]))
 
 
 def test_a_recorder_that_stops_meanwhile_ends_the_run(serve: Any) -> None:
@@ -185,15 +82,15 @@ def test_a_recorder_that_stops_meanwhile_ends_the_run(serve: Any) -> None:
 
     server.scheduler.step = step
     with pytest.raises(MeasurementInvalid, match="the disk is full"):
-        record_live(url, _prompts(["some text"]))
+        record_live(url, prompts(["some text"]))
 
 
 def test_a_recorder_that_is_full_is_said_so(serve: Any) -> None:
     url, _ = serve("dense", max_steps=6)
     with pytest.raises(MeasurementInvalid, match="max_steps"):
-        record_live(url, _prompts(TEXTS[:3]))
+        record_live(url, prompts(TEXTS[:3]))
     with pytest.raises(MachineError, match="max_steps"):
-        record_live(url, _prompts(TEXTS[:1]))
+        record_live(url, prompts(TEXTS[:1]))
 
 
 def test_a_writer_that_hangs_does_not_hang_the_client(
@@ -206,7 +103,7 @@ def test_a_writer_that_hangs_does_not_hang_the_client(
     monkeypatch.setattr(recorder._writer, "_flush", lambda: (gate.wait(30), flush()))
     monkeypatch.setattr("specpilot_cli.record.server._WRITE_TIMEOUT_S", 0.5)
     with pytest.raises(MeasurementInvalid, match=r"did not write its shards in 0\.5 s"):
-        record_live(url, _prompts(TEXTS[:1]))
+        record_live(url, prompts(TEXTS[:1]))
     gate.set()
 
 
@@ -215,7 +112,7 @@ def test_a_folder_on_another_machine_is_said_so(serve: Any) -> None:
     recorder = server.recording.state.facts["recorder"].__self__
     recorder._config = recorder._config.model_copy(update={"folder": "/somewhere/else"})
     with pytest.raises(MachineError, match="not on this machine") as caught:
-        record_live(url, _prompts(["some text"]))
+        record_live(url, prompts(["some text"]))
     assert "server's machine" in str(caught.value.hint)
 
 
@@ -225,7 +122,7 @@ def test_a_folder_of_another_process_does_not_pass_for_it(serve: Any) -> None:
     index = json.loads((folder / "index.json").read_text())
     (folder / "index.json").write_text(json.dumps({**index, "session": "another"}))
     with pytest.raises(MachineError, match="not on this machine"):
-        record_live(url, _prompts(["some text"]))
+        record_live(url, prompts(["some text"]))
 
 
 @pytest.mark.parametrize(
@@ -244,26 +141,26 @@ def test_a_server_that_does_not_record_is_refused(
     internal = {"specpilot": whole} if state else {}
     server = make_server(lambda exchange: exchange.reply({"internal_states": [internal]}))
     with pytest.raises(MachineError, match=said):
-        record_live(server.url, _prompts(["text"]))
+        record_live(server.url, prompts(["text"]))
 
 
 def test_models_that_are_elsewhere_need_a_copy(serve: Any, models: Path, tmp_path: Path) -> None:
     url, server = serve("dense")
     server.models = Path("/nowhere")
     with pytest.raises(InputError, match="not a folder on this machine"):
-        record_live(url, _prompts(["some text"]))
+        record_live(url, prompts(["some text"]))
     got = record_live(
-        url, _prompts(["some text"]), target=models / "target", drafter=models / "drafter"
+        url, prompts(["some text"]), target=models / "target", drafter=models / "drafter"
     )
     assert got.recording.metadata.target_sha256 == sha256_folder(models / "target")
 
 
 def test_the_command_writes_both_files_and_counts(serve: Any, tmp_path: Path) -> None:
     url, _ = serve("anchored")
-    prompts = tmp_path / "p.jsonl"
-    prompts.write_text("".join(p.model_dump_json() + "\n" for p in _prompts(TEXTS)))
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(p.model_dump_json() + "\n" for p in prompts(TEXTS)))
     out, answers = tmp_path / "o.safetensors", tmp_path / "a.jsonl"
-    command = ["record", "--url", url, "--prompts", str(prompts), "-o", str(out), "--outputs"]
+    command = ["record", "--url", url, "--prompts", str(path), "-o", str(out), "--outputs"]
     done = CliRunner().invoke(app, [*command, str(answers), "--json"])
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]

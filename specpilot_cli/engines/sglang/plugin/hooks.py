@@ -115,6 +115,8 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", f"{_QWEN}._forward_input_proj", "(self, hidden_states)"),
     Hook("w12", "sglang.srt.layers.linear:ColumnParallelLinear.forward", "(self, input_)"),
     Hook("w12", "sglang.srt.runtime_context:get_lora", "()"),
+    # Asked whether prompts and answers share the GPU's multiprocessors.
+    Hook("w12", "sglang.srt.runtime_context:get_disagg", "()"),
     # Their `forward` is replaced where they feed W12 layers; see `w12_chained`.
     Hook("w12", "sglang.srt.layers.layernorm:RMSNorm.forward_cuda",
          "(self, x, residual=, post_residual_addition=, quant_linear=)"),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.engines.sglang.plugin.recorder_layout import RowLayout
+from specpilot_cli.io.lattice_digest import shard_digest
 from specpilot_cli.io.safetensors_stream import array_data, encode_header
 from specpilot_cli.schema.raw_lattice import (
     INDEX_NAME,
@@ -154,11 +155,17 @@ class ShardWriter:
         if self._used == 0:
             return
         number = self._index.shards
-        info = ShardInfo(session=self._index.session, shard=number, requests=list(self._requests))
+        requests = list(self._requests)
         tensors = {
             "request": self._request[: self._used],
             **self._layout.unpack(self._rows[: self._used]),
         }
+        info = ShardInfo(
+            session=self._index.session,
+            shard=number,
+            requests=requests,
+            sha256=shard_digest(tensors, requests),
+        )
         self.bytes_written += _write(self.folder / shard_name(number), tensors, info)
         self._index = self._index.model_copy(
             update={"shards": number + 1, "lattices": self._index.lattices + self._used}
@@ -204,8 +211,9 @@ def _replace(path: Path, parts: Sequence[bytes | memoryview]) -> int:
             for part in parts:
                 size += stream.write(part)
         temporary.replace(path)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
+        error.filename = str(path)  # a failed write does not say of what
         raise
     return size
 

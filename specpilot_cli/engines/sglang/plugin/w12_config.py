@@ -20,6 +20,7 @@ from sglang.srt.layers.quantization.unquant import (
     UnquantizedLinearMethod,
 )
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.runtime_context import get_disagg
 from sglang.srt.utils.common import is_cpu
 
 from specpilot_cli.engines.sglang.plugin import (
@@ -42,6 +43,11 @@ MIN_CAPABILITY: Final = 80
 
 _ENCODERS = re.compile(r"(^|\.)[^.]*(visual|vision|image|audio|speech|mm_proj|multi_modal)[^.]*")
 """Towers that see a picture or a sound once, with thousands of rows: W12 gains nothing there."""
+
+PART_OF_A_GPU = (
+    "W12 cannot run with --enable-pdmux: blocks of its kernel wait for each other, one on each "
+    "multiprocessor, and prompts and answers would have a part of them each"
+)
 
 ENCODER = "it encodes images or sound, in large batches"
 
@@ -125,9 +131,9 @@ def _tower(name: str) -> str:
 def activate(config: PluginConfig, state: State) -> None:
     """Register the method in this process; imports SGLang's layers."""
     global _settings
+    from sglang.srt.arg_groups.choices import add_quantization_method_choices
     from sglang.srt.layers import quantization
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-    from sglang.srt.server_args import add_quantization_method_choices
 
     if config.w12 is None:
         return
@@ -166,6 +172,8 @@ def prepared(original: Callable[..., Any], model_config: Any, load_config: Any) 
     if found.checkpoint_is_w12:
         w12_checkpoint.check_load_format(load_config)
         w12_checkpoint.fetch_manifest(model_config, load_config)
+    if get_disagg().enable_pdmux:
+        raise w12_product.W12Error(PART_OF_A_GPU)
     if torch.cuda.is_available() and not is_cpu():
         w12_product.warm(torch.cuda.current_device())
     w12_models.adapt(W12Config)

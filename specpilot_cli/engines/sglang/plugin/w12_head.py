@@ -28,7 +28,9 @@ def reason_to_keep(model_config: Any, *, asked: bool) -> str | None:
     algorithm = (spec.speculative_algorithm or "").upper()
     if algorithm in _WITHOUT_DRAFT_HEAD | _THROUGH_METHOD:
         return None
-    if algorithm == "DFLASH" and _has_selector(spec.speculative_draft_model_path):
+    if algorithm == "DFLASH" and _has_selector(
+        spec.speculative_draft_model_path, spec.speculative_draft_model_revision
+    ):
         return None
     return f"the {algorithm} drafter multiplies with its BF16 matrix"
 
@@ -47,7 +49,7 @@ def tp_size() -> int:
     return int(get_parallel().tp_size)
 
 
-def _has_selector(drafter: str) -> bool:
+def _has_selector(drafter: str, revision: str | None) -> bool:
     """Whether a DFLASH drafter is a DFlash2 one, which ranks through the head's method."""
-    config, _ = PretrainedConfig.get_config_dict(drafter)
+    config, _ = PretrainedConfig.get_config_dict(drafter, revision=revision)
     return bool((config.get("dflash_config") or {}).get("selector_rank"))
