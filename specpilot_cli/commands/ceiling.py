@@ -143,7 +143,6 @@ def ceiling(
     block: BlockOption = 0, requests: RequestsOption = 1, context: ContextOption = 0,
     as_json: options.JsonFlag = False, output: options.OutputFile = None,
     force: options.ForceFlag = False, quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:  # fmt: skip
     """Split the speed that a step leaves unused into tokens, kernels and overhead.
 
@@ -180,7 +179,7 @@ def ceiling(
         lattices, nodes, tau, tau_best, step_times, gpu, peaks, measured_peaks, rule,
         what_if_gpu, what_if_model,
     )  # fmt: skip
-    answer = _answer(path, asked, quiet=quiet, verbose=verbose)
+    answer = _answer(path, asked, quiet=quiet)
     _finish(answer, (path, lattices, peaks), as_json=as_json, output=output, force=force)
 
 
@@ -201,7 +200,7 @@ class _Asked:
     what_if_model: str | None
 
 
-def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingAnswer:
+def _answer(path: Path, asked: _Asked, *, quiet: bool) -> CeilingAnswer:
     from specpilot_cli.ceiling.answer import answer_ceiling
     from specpilot_cli.ceiling.peaks import peaks_for, prefer
     from specpilot_cli.ceiling.step_times import load_step_times
@@ -214,7 +213,7 @@ def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingA
     answer = answer_ceiling(
         step, peaks, tau=_tau(asked.tau), tau_best=asked.tau_best, curve=curve, rule=asked.rule,
         oracle=asked.tau == _ORACLE,
-        replayed=_replay(asked.lattices, asked.nodes, step, quiet=quiet, verbose=verbose),
+        replayed=_replay(asked.lattices, asked.nodes, step, quiet=quiet),
     )  # fmt: skip
     return replace(answer, what_if=_what_if(answer, asked))
 
@@ -276,7 +275,7 @@ def _required(profile: Path | None) -> Path:
 
 
 def _replay(
-    lattices: Path | None, nodes: str, step: StepProfile, *, quiet: bool, verbose: int
+    lattices: Path | None, nodes: str, step: StepProfile, *, quiet: bool
 ) -> ReplayedTaus | None:
     """Best-first trees at every budget, and the profile's own policy at its own budget."""
     if lattices is None:
@@ -294,7 +293,7 @@ def _replay(
     recording = LatticeFiles(lattices)
     tree = best_tree(recording.metadata.drafter_kind)
     own = {"chain": "chain", "tree": tree}.get(step.mode)
-    with ConsoleReporter(quiet, verbose) as reporter:
+    with ConsoleReporter(quiet) as reporter:
         result = run_replay(
             recording,
             ["chain", tree, "oracle"],
