@@ -32,16 +32,18 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     the same, so that a script may give it to every command.
     """
     signature = inspect.signature(function, eval_str=True)
-    added = {_CONTEXT: (typer.Context, inspect.Parameter.empty)}
-    if _QUIET not in signature.parameters:
+    own = signature.parameters
+    context = next((p.name for p in own.values() if p.annotation is typer.Context), _CONTEXT)
+    added: dict[str, tuple[Any, Any]] = {_VERBOSE: (_VerboseFlag, False)}
+    if context not in own:
+        added[context] = (typer.Context, inspect.Parameter.empty)
+    if _QUIET not in own:
         added[_QUIET] = (options.QuietFlag, False)
-    added[_VERBOSE] = (_VerboseFlag, False)
-    own = set(signature.parameters)
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
         if given[_VERBOSE]:
-            for line in _origins(given[_CONTEXT]):
+            for line in _origins(given[context]):
                 sys.stderr.write(f"{line}\n")
         function(**{name: value for name, value in given.items() if name in own})
 
@@ -49,7 +51,7 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
         for name, (kind, default) in added.items()
     ]
-    changed = signature.replace(parameters=[*signature.parameters.values(), *parameters])
+    changed = signature.replace(parameters=[*own.values(), *parameters])
     vars(run)["__signature__"] = changed
     return run
 
