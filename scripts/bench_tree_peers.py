@@ -238,8 +238,10 @@ def main() -> None:
             same = sum(case[4](i) == own[case[5]][i] for i in range(LATTICES))
             record |= {"compared_with": case[5], "identical_trees": same, "trees": LATTICES}
         records.append(record)
-        print(f"{record['tree']:58} {record['code']:38} best {record['best_us']:8.1f} µs  median "
-              f"{record['median_us']:8.1f} µs  same trees {record.get('identical_trees', '-')}")
+        print(
+            f"{record['tree']:58} {record['code']:38} best {record['best_us']:8.1f} µs  median "
+            f"{record['median_us']:8.1f} µs  same trees {record.get('identical_trees', '-')}"
+        )
     document = {
         "measured_at_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "nodes": NODES, "positions": POSITIONS, "candidates": int(edge.shape[-1]),

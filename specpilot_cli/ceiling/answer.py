@@ -22,7 +22,7 @@ from specpilot_cli.ceiling.speedup import (
     speedup_at,
     speedup_curve,
 )
-from specpilot_cli.ceiling.step_times import with_step_time
+from specpilot_cli.ceiling.step_times import recorded_here, with_step_time
 from specpilot_cli.ceiling.what_if import WhatIf
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
@@ -64,8 +64,9 @@ class CeilingAnswer:
     `measured` repeats the ceiling with measured peaks where the device has both kinds.
     `speedups` is empty without lattices and step times (`curve`); `now` is the profiled system's
     own policy under the same step times, if it was replayed. `step_time_source` says who timed the
-    step; `over_plain` sets it beside plain decoding where that step was timed; `levers` are projections of what single mechanisms would change, `what_if` is one of the
-    step on another device or with another target.
+    step; `over_plain` sets it beside plain decoding, where somebody timed that; `levers` are
+    projections of what single mechanisms would change, `what_if` is one of the step on another
+    device or with another target.
     """
 
     profile: StepProfile
@@ -101,7 +102,7 @@ def answer_ceiling(
     Raises `InputError` for options that exclude each other or miss what they need.
     """
     profile, timed = _timed(profile, curve)
-    if curve is not None and replayed is None and not timed:
+    if curve is not None and replayed is None and not (timed or recorded_here(profile, curve)):
         raise InputError(
             "step times need tokens per step at several node budgets",
             where="--step-times",

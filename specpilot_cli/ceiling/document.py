@@ -50,9 +50,7 @@ def ceiling_document(answer: CeilingAnswer) -> dict[str, Any]:
         "with_measured_peaks": None
         if measured is None
         else {**_factors(measured), "peaks": _peaks(measured, profile)},
-        "over_plain": None
-        if answer.over_plain is None
-        else over_plain_document(answer.over_plain),
+        "over_plain": None if answer.over_plain is None else over_plain_document(answer.over_plain),
         "speedup": speedup,
         "levers": [_lever(item) for item in answer.levers],
         "what_if": None if answer.what_if is None else what_if_document(answer.what_if),

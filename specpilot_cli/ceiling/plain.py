@@ -19,6 +19,7 @@ from specpilot_cli.ceiling.speedup import (
     best_budget,
     speedup_points_document,
 )
+from specpilot_cli.ceiling.step_times import recorded_here
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.models.work import StepShape
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
@@ -63,7 +64,8 @@ def over_plain(
     plain: StepProfile | None = None,
     curve: StepTimeCurve | None = None,
 ) -> OverPlain | None:
-    """The profiled step over plain decoding, by `plain`, else by `curve`; None without either.
+    """The profiled step over plain decoding, by `plain`, else by `curve` if it was recorded on
+    this deployment; None without either.
 
     Raises `InputError` if `plain` is no profile of plain decoding of the same deployment with a
     step time of its own.
@@ -75,7 +77,7 @@ def over_plain(
     if plain is not None:
         _check_same(profile, plain)
         return OverPlain(profile.step_s, plain.step_s, tau, "profiled")
-    if curve is None:
+    if curve is None or not recorded_here(profile, curve):
         return None
     return OverPlain(profile.step_s, curve.ar_step_s, tau, f"step times {curve.name}")
 
@@ -85,7 +87,7 @@ def _check_same(profile: StepProfile, plain: StepProfile) -> None:
         raise InputError(
             f"a profile of plain decoding is asked for, this is a {plain.mode} step",
             where="--ar",
-            hint="make one with `specpilot profile --mode ar`",
+            hint="make one with `specpilot profile --target DIR --mode ar -o FILE`",
         )
     here, there = profile.device, plain.device
     for what, own, other in (

@@ -178,9 +178,18 @@ def ceiling(
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
     _refuse_unused(called)
+    gpu = None if peaks is not None and _from_environment(called) else gpu
     if target is not None:
         model = ModelStep(
-            target, drafter, rows, block, requests, context, _tau(tau, oracle=False), lattices, nodes
+            target,
+            drafter,
+            rows,
+            block,
+            requests,
+            context,
+            _tau(tau, oracle=False),
+            lattices,
+            nodes,
         )
         device = Device(gpu, peaks, measured_peaks, rule)
         model_ceiling(model, device, as_json=as_json, output=output, force=force, quiet=quiet)
@@ -252,13 +261,13 @@ _OF_PROFILES = ("profile", "ar", "step_times", "tau_best", "what_if_gpu", "what_
 _OF_MODELS = ("drafter", "rows", "block", "requests", "context")
 
 
-def _refuse_unused(context: typer.Context) -> None:
+def _refuse_unused(called: typer.Context) -> None:
     """An option that the asked-for answer does not read would be ignored without a word."""
     from specpilot_cli.errors import InputError
 
-    model = context.params["target"] is not None
+    model = called.params["target"] is not None
     for name in _OF_PROFILES if model else _OF_MODELS:
-        source = context.get_parameter_source(name)
+        source = called.get_parameter_source(name)
         if source is None or source.name != "COMMANDLINE":
             continue
         option = "PROFILE" if name == "profile" else f"--{name.replace('_', '-')}"
@@ -266,14 +275,19 @@ def _refuse_unused(context: typer.Context) -> None:
             raise InputError(
                 f"{option} belongs to a profiled step, and --target asks for floors without one",
                 where=option,
-                hint="give PROFILE without --target, or name model and device with --target and "
-                "--gpu alone",
+                hint="leave it out, or give a PROFILE in place of --target",
             )
         raise InputError(
             f"{option} gives the step of a model without a profile",
             where=option,
             hint="give --target MODEL with it; a profile holds its own shape",
         )
+
+
+def _from_environment(called: typer.Context) -> bool:
+    """Whether --gpu is only a standing default, which an explicit --peaks takes the place of."""
+    source = called.get_parameter_source("gpu")
+    return source is not None and source.name != "COMMANDLINE"
 
 
 def _tau(text: str | None, *, oracle: bool = True) -> float | None:
@@ -296,7 +310,7 @@ def _required(profile: Path | None) -> Path:
         raise InputError(
             "no step profile given",
             where="PROFILE",
-            hint="make one with `specpilot profile`, or see the known devices with --list",
+            hint="make one with `specpilot profile`, or give --target MODEL --gpu NAME",
         )
     return profile
 

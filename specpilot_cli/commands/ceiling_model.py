@@ -97,7 +97,9 @@ def _peaks(gpu: str | None, file: Path | None, *, measured: bool) -> Peaks:
     from specpilot_cli.ceiling.peaks import Peaks, gpu_names, load_gpu, load_peaks_file, prefer
     from specpilot_cli.errors import InputError
 
-    if (gpu is None) == (file is None):
+    if gpu is not None and file is not None:
+        raise InputError("--gpu and --peaks exclude each other", hint="give one of them")
+    if gpu is None and file is None:
         raise InputError(
             "floors of a model need a device",
             where="--gpu",
@@ -115,11 +117,12 @@ def _print(over: FloorSpeedups, source: str | None) -> None:
 
     floors = over.floors
     bandwidth = floors.peaks.bandwidth()
-    requests = floors.shape.requests
+    shape = floors.shape
     print_line(
         f"{floors.target.title} on {floors.peaks.title}: "
-        f"{requests:g} {'request' if requests == 1 else 'requests'} of "
-        f"{floors.shape.rows:g} {'row' if floors.shape.rows == 1 else 'rows'}, {floors.shape.context:g} tokens of context"
+        f"{shape.requests:g} {'request' if shape.requests == 1 else 'requests'} of "
+        f"{shape.rows:g} {'row' if shape.rows == 1 else 'rows'}, "
+        f"{shape.context:g} tokens of context"
     )
     print_table(
         ["class", *(Column(title, "right") for title in ("bytes", "GFLOP", "floor")), "bound by"],

@@ -2,8 +2,8 @@
 
 Requests come in file order, so many at once as the concurrency allows, and one takes the place of
 another as it ends (a closed loop). A step prefills waiting prompts where its policy's turn has
-come, drafts, verifies and commits; recorded lattices and outputs say what is accepted, measured times what it takes. Replay of the same
-trees at one request gives the same tokens per step.
+come, drafts, verifies and commits; recorded lattices and outputs say what is accepted, measured
+times what it takes. Replay of the same trees at one request gives the same tokens per step.
 """
 
 from __future__ import annotations

@@ -40,6 +40,12 @@ _KEYS: dict[Mode, tuple[str, ...]] = {
     "tree": ("nodes", "block"),
     "shared": ("rows", "block", "draft-rows"),
 }
+_EXAMPLES: dict[Mode, str] = {
+    "ar": "ar",
+    "chain": "chain:block=8",
+    "tree": "tree:nodes=16,block=16",
+    "shared": "shared:rows=192,block=16",
+}
 _ADMISSIONS: tuple[Admission, ...] = ("separate", "joint", "every")
 _SCHEDULER_KEYS = ("admission", "prefill-every")
 _WHERE = "--policy"
@@ -84,9 +90,8 @@ def parse_policy(text: str) -> BatchPolicy:
     missing = [key for key in _KEYS[mode] if key not in given and key != "draft-rows"]
     if missing:
         raise InputError(
-            f"`{text}` lacks {missing[0]}", where=_WHERE,
-            hint=f"for example `{mode}:" + ",".join(f"{key}=16" for key in missing) + "`",
-        )  # fmt: skip
+            f"`{text}` lacks {missing[0]}", where=_WHERE, hint=f"for example `{_EXAMPLES[mode]}`"
+        )
     automatic = given.get("block") == "auto"
     if automatic and ("draft-rows" not in given or mode != "shared"):
         raise InputError(

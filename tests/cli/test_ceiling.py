@@ -241,6 +241,23 @@ def test_options_that_would_be_ignored_are_refused(
     assert "hint: " in done.stderr
 
 
+def test_peaks_that_are_given_take_the_place_of_a_standing_gpu(
+    specpilot: Run, files: None, tmp_path: Path
+) -> None:
+    rates = {"read_bytes_per_s": [{"value": 1e12, "kind": "measured", "source": "a test"}],
+             "flops_per_s": {"bfloat16": [{"value": 1e14, "kind": "measured", "source": "a test"}]}}  # fmt: skip
+    (tmp_path / "peaks.json").write_text(json.dumps(rates))
+    given = ("--peaks", "peaks.json", "--json")
+    for words in (("step.json",), ("--target", "llama-3.1-8b")):
+        found = _results(specpilot("ceiling", *words, *given, SPECPILOT_GPU="h200"))
+        peaks = found["peaks"]["read_bytes_per_s"]["value"] if "peaks" in found else None
+        assert (peaks or found["read_bytes_per_s"]) == 1e12
+        both = specpilot("ceiling", *words, *given, "--gpu", "h200")
+        assert (both.returncode, both.stderr.splitlines()[0]) == (
+            2, "error: --gpu and --peaks exclude each other",
+        )  # fmt: skip
+
+
 def test_text_names_leader_next_step_and_keeps_brackets(specpilot: Run, files: None) -> None:
     done = specpilot("ceiling", "step.json", "--tau", "4", "--tau-best", "12")
     assert done.returncode == 0

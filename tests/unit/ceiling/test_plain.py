@@ -76,9 +76,8 @@ def test_plain_decoding_has_no_baseline(make_profile: Make) -> None:
 def _floors(shape: StepShape) -> ModelFloors:
     gpu = load_gpu("h200")
     target, drafter = load_model("qwen3.8-27b"), load_model("qwen3.8-27b-dflash2")
-    return model_floors(
-        target, drafter if shape.block else None, shape, Peaks(gpu.title, gpu.peaks), rule=PAPER_RULE
-    )
+    peaks = Peaks(gpu.title, gpu.peaks)
+    return model_floors(target, drafter if shape.block else None, shape, peaks, rule=PAPER_RULE)
 
 
 def test_floors_of_both_sides_give_a_bound() -> None:

@@ -65,7 +65,7 @@ class _Form(FileModel):
     word: str = "w"
     maybe: int | None = None
     several: tuple[float, ...] = ()
-    named: dict[str, int] = {}
+    named: dict[str, int] | None = None
     inner: tuple[_Inner, ...] = ()
 
 

@@ -143,9 +143,7 @@ def test_what_a_full_prefill_pass_leaves_over_is_held(recorded: Recorded, make_t
     assert run(over, flat, "ar:admission=joint", 6).joined_prompts == 0
 
 
-def test_prefill_passes_lie_apart_while_requests_decode(
-    recorded: Recorded, make_times: MakeTimes
-):
+def test_prefill_passes_lie_apart_while_requests_decode(recorded: Recorded, make_times: MakeTimes):
     """Nobody waits for ever: all tokens come out, later and in fewer passes."""
     recording, flat = recorded(), make_times(_FLAT)
     often, seldom = (run(recording, flat, f"ar:prefill-every={n}", 4) for n in (1, 40))
@@ -259,6 +257,14 @@ def test_running_acceptance_follows_recent_steps():
 def test_policies_that_make_no_sense_are_refused(text: str, words: str):
     with pytest.raises(InputError, match=words):
         parse_policy(text)
+
+
+@pytest.mark.parametrize("text", ["chain", "tree", "tree:nodes=4", "shared:rows=8"])
+def test_the_example_of_a_hint_is_a_policy(text: str):
+    with pytest.raises(InputError) as caught:
+        parse_policy(text)
+    example = (caught.value.hint or "").split("`")[1]
+    assert parse_policy(example).mode == text.partition(":")[0]
 
 
 def test_recordings_that_cannot_answer_are_refused(recorded: Recorded, times: BatchStepTimes):
