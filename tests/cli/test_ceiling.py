@@ -244,8 +244,11 @@ def test_options_that_would_be_ignored_are_refused(
 def test_peaks_that_are_given_take_the_place_of_a_standing_gpu(
     specpilot: Run, files: None, tmp_path: Path
 ) -> None:
-    rates = {"read_bytes_per_s": [{"value": 1e12, "kind": "measured", "source": "a test"}],
-             "flops_per_s": {"bfloat16": [{"value": 1e14, "kind": "measured", "source": "a test"}]}}  # fmt: skip
+    number = {"kind": "measured", "source": "a test"}
+    rates = {
+        "read_bytes_per_s": [{"value": 1e12, **number}],
+        "flops_per_s": {"bfloat16": [{"value": 1e14, **number}]},
+    }
     (tmp_path / "peaks.json").write_text(json.dumps(rates))
     given = ("--peaks", "peaks.json", "--json")
     for words in (("step.json",), ("--target", "llama-3.1-8b")):
