@@ -34,6 +34,8 @@ def test_peers_are_told_apart_by_whose_code_it_is() -> None:
         assert records[name]["identical_trees"] == records[name]["trees"]
     own = records["best-first, one call"]["best_us"]
     assert all(r["best_us"] > 5 * own for r in records.values() if r["code"] != "specpilot")
-    readme = (ROOT / "README.md").read_text("utf-8")
+    page = " ".join((ROOT / "docs/replay.md").read_text("utf-8").split())
     sglang, slim = sorted(r["best_us"] for r in theirs)
-    assert f"| {sglang:,.0f}, {slim:,.0f} µs" in readme
+    eagle = records["EAGLE-2, one call"]["best_us"]
+    assert f"{sglang:,.0f} and {slim:,.0f} µs a tree of 32 nodes, beside {eagle:.1f}" in page
+    assert f"and {own:.1f} for `best-first`" in page
