@@ -170,27 +170,17 @@ def ceiling(
 
         specpilot ceiling --list
     """
-    from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
-
-    rule = FULL_PEAK if floors == "full-peak" else PAPER_RULE
-    given = (profile, lattices, peaks, step_times, ar)
-    options.check_output(output, force, ".html", inputs=given)
+    rule = _rule(floors)
+    options.check_output(output, force, ".html", inputs=(profile, lattices, peaks, step_times, ar))
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
     _refuse_unused(called)
     gpu = None if peaks is not None and _from_environment(called) else gpu
     if target is not None:
         model = ModelStep(
-            target,
-            drafter,
-            rows,
-            block,
-            requests,
-            context,
-            _tau(tau, oracle=False),
-            lattices,
+            target, drafter, rows, block, requests, context, _tau(tau, oracle=False), lattices,
             nodes,
-        )
+        )  # fmt: skip
         device = Device(gpu, peaks, measured_peaks, rule)
         model_ceiling(model, device, as_json=as_json, output=output, force=force, quiet=quiet)
     path = _required(profile)
@@ -200,6 +190,12 @@ def ceiling(
     )  # fmt: skip
     answer = _answer(path, asked, quiet=quiet)
     _finish(answer, (path, lattices, peaks, ar), as_json=as_json, output=output, force=force)
+
+
+def _rule(floors: Literal["paper", "full-peak"]) -> FloorRule:
+    from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
+
+    return FULL_PEAK if floors == "full-peak" else PAPER_RULE
 
 
 @dataclass(frozen=True, slots=True)
