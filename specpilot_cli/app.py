@@ -30,6 +30,7 @@ from specpilot_cli.commands import (
     token_force,
     w12,
 )
+from specpilot_cli.commands.command import as_command
 from specpilot_cli.settings import option_defaults, read_config, unknown_variables
 from specpilot_cli.ui import ConsoleReporter
 
@@ -75,7 +76,9 @@ def root(
     commands = dict(_leaves(context.command))
     _warn_about_variables(commands.values())
     options = {" ".join(path): _names(command) for path, command in commands.items()}
-    defaults = option_defaults(read_config(os.environ, Path.cwd()), options)
+    files = read_config(os.environ, Path.cwd())
+    defaults = option_defaults(files, options)
+    context.obj = {str(file.path): option_defaults([file], options) for file in files}
     nested: dict[str, Any] = {}
     for path in commands:
         level = nested
@@ -134,6 +137,9 @@ _GROUPS: dict[str, typer.Typer] = {
     "w12": w12.app,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name)(as_command(_command))
 for _name, _group in _GROUPS.items():
+    for _info in _group.registered_commands:
+        if _info.callback is not None:
+            _info.callback = as_command(_info.callback)
     app.add_typer(_group, name=_name)

@@ -93,9 +93,8 @@ class ConsoleReporter:
     several threads. Use as a context manager, or call `close()`.
     """
 
-    def __init__(self, quiet: bool = False, verbose: int = 0) -> None:
+    def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._verbose = verbose
         self._console = stderr_console()
         self._bars = (
             self._console.is_terminal
@@ -110,11 +109,6 @@ class ConsoleReporter:
         self._finished: set[str] = set()
         self._lock = threading.RLock()
         _live.add(self)
-
-    @property
-    def verbose(self) -> int:
-        """How many `-v` were given."""
-        return self._verbose
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
 from specpilot_cli.ceiling.peaks import Peaks
+from specpilot_cli.ceiling.plain import OverPlain, over_plain
 from specpilot_cli.ceiling.speedup import (
     SpeedupPoint,
     TauPoint,
@@ -21,7 +22,7 @@ from specpilot_cli.ceiling.speedup import (
     speedup_at,
     speedup_curve,
 )
-from specpilot_cli.ceiling.step_times import with_step_time
+from specpilot_cli.ceiling.step_times import recorded_here, with_step_time
 from specpilot_cli.ceiling.what_if import WhatIf
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
@@ -63,8 +64,9 @@ class CeilingAnswer:
     `measured` repeats the ceiling with measured peaks where the device has both kinds.
     `speedups` is empty without lattices and step times (`curve`); `now` is the profiled system's
     own policy under the same step times, if it was replayed. `step_time_source` says who timed the
-    step; `levers` are projections of what single mechanisms would change, `what_if` is one of the
-    step on another device or with another target.
+    step; `over_plain` sets it beside plain decoding, where somebody timed that; `levers` are
+    projections of what single mechanisms would change, `what_if` is one of the step on another
+    device or with another target.
     """
 
     profile: StepProfile
@@ -78,6 +80,7 @@ class CeilingAnswer:
     step_time_source: str = "timed with the profile"
     levers: tuple[Lever, ...] = ()
     what_if: WhatIf | None = None
+    over_plain: OverPlain | None = None
 
 
 def answer_ceiling(
@@ -90,14 +93,16 @@ def answer_ceiling(
     curve: StepTimeCurve | None = None,
     rule: FloorRule = PAPER_RULE,
     oracle: bool = False,
+    plain: StepProfile | None = None,
 ) -> CeilingAnswer:
     """Ceiling of `profile` on `peaks` with all that is known about tokens per step.
 
     With `oracle` the best τ is the oracle's, as in the paper's Appendix B, not the best tree's.
+    `plain` is a profile of plain decoding of the same deployment.
     Raises `InputError` for options that exclude each other or miss what they need.
     """
     profile, timed = _timed(profile, curve)
-    if curve is not None and replayed is None and not timed:
+    if curve is not None and replayed is None and not (timed or recorded_here(profile, curve)):
         raise InputError(
             "step times need tokens per step at several node budgets",
             where="--step-times",
@@ -126,6 +131,7 @@ def answer_ceiling(
             profile, ceiling, tau=tokens.tau, curve=curve, speedups=speedups, now=now,
             trees=() if replayed is None else replayed.trees,
         ),
+        over_plain=over_plain(profile, tokens.tau, plain=plain, curve=curve),
     )  # fmt: skip
 
 

@@ -9,7 +9,12 @@ from specpilot_cli.ceiling.answer import CeilingAnswer
 from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
 from specpilot_cli.ceiling.levers import Lever
-from specpilot_cli.ceiling.speedup import SpeedupPoint, best_budget
+from specpilot_cli.ceiling.plain import over_plain_document
+from specpilot_cli.ceiling.speedup import (
+    SpeedupPoint,
+    best_budget,
+    speedup_points_document,
+)
 from specpilot_cli.ceiling.what_if import what_if_document
 from specpilot_cli.schema.gpu_profile import SourcedNumber
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
@@ -45,6 +50,7 @@ def ceiling_document(answer: CeilingAnswer) -> dict[str, Any]:
         "with_measured_peaks": None
         if measured is None
         else {**_factors(measured), "peaks": _peaks(measured, profile)},
+        "over_plain": None if answer.over_plain is None else over_plain_document(answer.over_plain),
         "speedup": speedup,
         "levers": [_lever(item) for item in answer.levers],
         "what_if": None if answer.what_if is None else what_if_document(answer.what_if),
@@ -84,19 +90,7 @@ def speedup_document(points: Sequence[SpeedupPoint], curve: StepTimeCurve) -> di
         "source": curve.source,
         "ar_step_s": curve.ar_step_s,
         "best_nodes": best_budget(points).n_nodes,
-        "points": [
-            {
-                "nodes": point.n_nodes,
-                "rows": point.rows,
-                "tau_tokens_per_step": point.tau,
-                "step_s": point.step_s,
-                "step_basis": point.basis,
-                "c_ratio": point.c,
-                "break_even_tokens_per_step": point.c,
-                "speedup_ratio": point.speedup,
-            }
-            for point in points
-        ],
+        "points": speedup_points_document(points),
     }
 
 

@@ -9,6 +9,7 @@ verified the best tree in one exact pass and ran every kernel class at its floor
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -90,7 +91,7 @@ def ceiling_factors(
             raise MeasurementInvalid(f"{name} must be above zero, got {seconds:g} s")
     ratio = None
     if tau is not None and tau_best is not None:
-        if tau < 1 or tau_best < 1:
+        if not (1 <= tau < math.inf and 1 <= tau_best < math.inf):
             raise MeasurementInvalid(
                 f"a step commits at least one token, got tau {tau:g} and best tau {tau_best:g}"
             )

@@ -3,21 +3,21 @@
     S(N) = tau(N) / c(N),   c(N) = T_step(N) / T_AR
 
 tau(N) comes from replay or from a live run, T_step from a recorded step-time curve. Between two
-recorded row counts the step time is interpolated; outside them it is extrapolated, and every
-point says which of these it is.
+recorded row counts the step time is interpolated; outside them it is extrapolated; without a curve
+it is a floor (`plain.py`). Every point says which of these it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepTimeCurve
 
-Basis = Literal["recorded", "interpolated", "extrapolated"]
-ALL_BASES: frozenset[Basis] = frozenset(("recorded", "interpolated", "extrapolated"))
+Basis = Literal["recorded", "interpolated", "extrapolated", "floor"]
+ALL_BASES: frozenset[Basis] = frozenset(("recorded", "interpolated", "extrapolated", "floor"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +113,20 @@ def best_budget(
             hint="record step times at more row counts",
         )
     return max(allowed, key=lambda point: (point.speedup, -point.n_nodes))
+
+
+def speedup_points_document(points: Sequence[SpeedupPoint]) -> list[dict[str, Any]]:
+    """`points` as plain values for JSON."""
+    return [
+        {
+            "nodes": point.n_nodes,
+            "rows": point.rows,
+            "tau_tokens_per_step": point.tau,
+            "step_s": point.step_s,
+            "step_basis": point.basis,
+            "c_ratio": point.c,
+            "break_even_tokens_per_step": point.c,
+            "speedup_ratio": point.speedup,
+        }
+        for point in points
+    ]

@@ -76,5 +76,16 @@ def with_step_time(profile: StepProfile, curve: StepTimeCurve) -> StepProfile:
     return profile.model_copy(update={"t_step_s": found[0].step_s})
 
 
+def recorded_here(profile: StepProfile, curve: StepTimeCurve) -> bool:
+    """Whether `curve` is of the engine, device, data type and one request of `profile`.
+
+    A ratio of steps of two machines would tell nothing.
+    """
+    here, there = profile.device, curve.device
+    own = (profile.engine.name, here.gpu_profile or here.name, profile.dtype)
+    other = (curve.engine.name, there.gpu_profile or there.name, curve.dtype)
+    return profile.requests == 1 and own == other
+
+
 def _point(rows: int, block: int | None) -> str:
     return f"{rows} rows" if block is None else f"{rows} rows with block {block}"

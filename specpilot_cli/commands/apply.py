@@ -171,6 +171,8 @@ def check(
     url: UrlOption,
     expect: ExpectOption = None,
     as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
     exit_zero: options.ExitZeroFlag = False,
 ) -> None:
     """Say which mechanisms a running server has active; ask nothing else of it.
@@ -188,11 +190,14 @@ def check(
     from specpilot_cli.report.json_out import build_envelope, plain
     from specpilot_cli.report.sglang_text import print_check
 
+    options.check_output(output, force)
     with HttpEngine(url, 60.0) as engine:
         found = check_server(engine, url, expect or ())
     options.finish(
         build_envelope("apply check", plain(found), verdict=found.verdict),
         as_json=as_json,
+        output=output,
+        force=force,
         exit_zero=exit_zero,
         text=lambda: print_check(found),
     )

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.ceiling_model import ModelStep, model_ceiling
+from specpilot_cli.commands.ceiling_model import Device, ModelStep, model_ceiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specpilot_cli.ceiling.answer import CeilingAnswer, ReplayedTaus
+    from specpilot_cli.ceiling.answer import CeilingAnswer
     from specpilot_cli.ceiling.floors import FloorRule
     from specpilot_cli.ceiling.what_if import WhatIf
-    from specpilot_cli.schema.step_profile import StepProfile
 
 _ORACLE = "oracle"
 _TOKENS = "Tokens per step"
@@ -58,6 +57,15 @@ StepTimesOption = Annotated[
     typer.Option(
         metavar="FILE|NAME",
         help="Step times without profiler: the step's own, and the cost of each node budget.",
+        rich_help_panel=_TOKENS,
+    ),
+]
+ArOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ar",
+        metavar="PROFILE",
+        help="A profile of plain decoding: the speedup over it, without step times.",
         rich_help_panel=_TOKENS,
     ),
 ]
@@ -133,9 +141,10 @@ ListFlag = Annotated[
 
 
 def ceiling(
+    called: typer.Context,
     profile: ProfileArgument = None, list_known: ListFlag = False,
     lattices: LatticesOption = None, nodes: NodesOption = "8,16,32,63", tau: TauOption = None,
-    tau_best: TauBestOption = None, step_times: StepTimesOption = None,
+    tau_best: TauBestOption = None, step_times: StepTimesOption = None, ar: ArOption = None,
     gpu: GpuOption = None, peaks: PeaksOption = None, measured_peaks: MeasuredPeaksFlag = False,
     floors: FloorsOption = "paper",
     what_if_gpu: WhatIfGpuOption = None, what_if_model: WhatIfModelOption = None,
@@ -143,7 +152,6 @@ def ceiling(
     block: BlockOption = 0, requests: RequestsOption = 1, context: ContextOption = 0,
     as_json: options.JsonFlag = False, output: options.OutputFile = None,
     force: options.ForceFlag = False, quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:  # fmt: skip
     """Split the speed that a step leaves unused into tokens, kernels and overhead.
 
@@ -151,37 +159,43 @@ def ceiling(
 
     Examples:
 
-        specpilot ceiling step.json --lattices lattices.safetensors
+        specpilot ceiling step.json --lattices lattices.safetensors --ar plain.json
 
         specpilot ceiling df8.json --step-times h200-qwen3.8-27b-dflash2-bf16 -o ceiling.html
 
         specpilot ceiling step.json --what-if-gpu b200 --what-if-model llama-3.1-8b
 
-        specpilot ceiling --target qwen3.8-27b --gpu h100-sxm5 --rows 8
+        specpilot ceiling --target qwen3.8-27b --drafter qwen3.8-27b-dflash2 --gpu h200 \\
+          --lattices lattices.safetensors
 
         specpilot ceiling --list
     """
-    from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
-
-    rule = FULL_PEAK if floors == "full-peak" else PAPER_RULE
-    given = (profile, lattices, peaks, step_times)
-    options.check_output(output, force, ".html", inputs=given)
+    rule = _rule(floors)
+    options.check_output(output, force, ".html", inputs=(profile, lattices, peaks, step_times, ar))
     if list_known:
         _finish_list(as_json=as_json, output=output, force=force)
+    _refuse_unused(called)
+    gpu = None if peaks is not None and _from_environment(called) else gpu
     if target is not None:
-        _alone(profile, what_if_gpu or what_if_model)
-        model = ModelStep(target, drafter, rows, block, requests, context)
-        model_ceiling(
-            model, gpu=gpu, peaks=peaks, measured=measured_peaks, rule=rule, as_json=as_json,
-            output=output, force=force,
+        model = ModelStep(
+            target, drafter, rows, block, requests, context, _tau(tau, oracle=False), lattices,
+            nodes,
         )  # fmt: skip
+        device = Device(gpu, peaks, measured_peaks, rule)
+        model_ceiling(model, device, as_json=as_json, output=output, force=force, quiet=quiet)
     path = _required(profile)
     asked = _Asked(
         lattices, nodes, tau, tau_best, step_times, gpu, peaks, measured_peaks, rule,
-        what_if_gpu, what_if_model,
+        what_if_gpu, what_if_model, ar,
     )  # fmt: skip
-    answer = _answer(path, asked, quiet=quiet, verbose=verbose)
-    _finish(answer, (path, lattices, peaks), as_json=as_json, output=output, force=force)
+    answer = _answer(path, asked, quiet=quiet)
+    _finish(answer, (path, lattices, peaks, ar), as_json=as_json, output=output, force=force)
+
+
+def _rule(floors: Literal["paper", "full-peak"]) -> FloorRule:
+    from specpilot_cli.ceiling.floors import FULL_PEAK, PAPER_RULE
+
+    return FULL_PEAK if floors == "full-peak" else PAPER_RULE
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +213,14 @@ class _Asked:
     rule: FloorRule
     what_if_gpu: str | None
     what_if_model: str | None
+    ar: Path | None
 
 
-def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingAnswer:
+def _answer(path: Path, asked: _Asked, *, quiet: bool) -> CeilingAnswer:
     from specpilot_cli.ceiling.answer import answer_ceiling
     from specpilot_cli.ceiling.peaks import peaks_for, prefer
     from specpilot_cli.ceiling.step_times import load_step_times
+    from specpilot_cli.commands.ceiling_replay import replay_taus
     from specpilot_cli.io.json_file import read_json_model
     from specpilot_cli.schema.step_profile import StepProfile
 
@@ -214,7 +230,10 @@ def _answer(path: Path, asked: _Asked, *, quiet: bool, verbose: int) -> CeilingA
     answer = answer_ceiling(
         step, peaks, tau=_tau(asked.tau), tau_best=asked.tau_best, curve=curve, rule=asked.rule,
         oracle=asked.tau == _ORACLE,
-        replayed=_replay(asked.lattices, asked.nodes, step, quiet=quiet, verbose=verbose),
+        replayed=None
+        if asked.lattices is None
+        else replay_taus(asked.lattices, asked.nodes, step, quiet=quiet)[0],
+        plain=None if asked.ar is None else read_json_model(asked.ar, StepProfile),
     )  # fmt: skip
     return replace(answer, what_if=_what_if(answer, asked))
 
@@ -234,33 +253,50 @@ def _what_if(answer: CeilingAnswer, asked: _Asked) -> WhatIf | None:
     )  # fmt: skip
 
 
-def _alone(profile: Path | None, what_if: str | None) -> None:
-    """Refuse what floors without a profile have no use for."""
+_OF_PROFILES = ("profile", "ar", "step_times", "tau_best", "what_if_gpu", "what_if_model")
+_OF_MODELS = ("drafter", "rows", "block", "requests", "context")
+
+
+def _refuse_unused(called: typer.Context) -> None:
+    """An option that the asked-for answer does not read would be ignored without a word."""
     from specpilot_cli.errors import InputError
 
-    if what_if is not None:
+    model = called.params["target"] is not None
+    for name in _OF_PROFILES if model else _OF_MODELS:
+        source = called.get_parameter_source(name)
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        option = "PROFILE" if name == "profile" else f"--{name.replace('_', '-')}"
+        if model:
+            raise InputError(
+                f"{option} belongs to a profiled step, and --target asks for floors without one",
+                where=option,
+                hint="leave it out, or give a PROFILE in place of --target",
+            )
         raise InputError(
-            "--what-if-gpu and --what-if-model change a profiled step",
-            where="--target",
-            hint="give a PROFILE, or name the other device or model with --gpu and --target",
+            f"{option} gives the step of a model without a profile",
+            where=option,
+            hint="give --target MODEL with it; a profile holds its own shape",
         )
 
-    if profile is not None:
-        raise InputError("PROFILE and --target exclude each other", hint="give one of them")
+
+def _from_environment(called: typer.Context) -> bool:
+    """Whether --gpu is only a standing default, which an explicit --peaks takes the place of."""
+    source = called.get_parameter_source("gpu")
+    return source is not None and source.name != "COMMANDLINE"
 
 
-def _tau(text: str | None) -> float | None:
-    """Tokens per step as a number; None for none and for the oracle's word."""
+def _tau(text: str | None, *, oracle: bool = True) -> float | None:
+    """Tokens per step as a number; None for none and, with `oracle`, for that word."""
     from specpilot_cli.errors import InputError
 
-    if text is None or text == _ORACLE:
+    if text is None or (oracle and text == _ORACLE):
         return None
     try:
         return float(text)
     except ValueError as error:
-        raise InputError(
-            f"not tokens per step: `{text}`", where="--tau", hint=f"a number, or `{_ORACLE}`"
-        ) from error
+        hint = f"a number, or `{_ORACLE}`" if oracle else "a number; a profiled step has an oracle"
+        raise InputError(f"not tokens per step: `{text}`", where="--tau", hint=hint) from error
 
 
 def _required(profile: Path | None) -> Path:
@@ -270,45 +306,9 @@ def _required(profile: Path | None) -> Path:
         raise InputError(
             "no step profile given",
             where="PROFILE",
-            hint="make one with `specpilot profile`, or see the known devices with --list",
+            hint="make one with `specpilot profile`, or give --target MODEL --gpu NAME",
         )
     return profile
-
-
-def _replay(
-    lattices: Path | None, nodes: str, step: StepProfile, *, quiet: bool, verbose: int
-) -> ReplayedTaus | None:
-    """Best-first trees at every budget, and the profile's own policy at its own budget."""
-    if lattices is None:
-        return None
-    from specpilot_cli.ceiling.answer import ReplayedTaus
-    from specpilot_cli.ceiling.speedup import TauPoint
-    from specpilot_cli.commands.replay import parse_nodes
-    from specpilot_cli.io.lattice_file import LatticeFiles
-    from specpilot_cli.replay.policies import best_tree
-    from specpilot_cli.replay.run import check_nodes
-    from specpilot_cli.replay.run import replay as run_replay
-    from specpilot_cli.ui import ConsoleReporter
-
-    budgets = check_nodes(parse_nodes(nodes))
-    recording = LatticeFiles(lattices)
-    tree = best_tree(recording.metadata.drafter_kind)
-    own = {"chain": "chain", "tree": tree}.get(step.mode)
-    with ConsoleReporter(quiet, verbose) as reporter:
-        result = run_replay(
-            recording,
-            ["chain", tree, "oracle"],
-            nodes=sorted({*budgets, max(step.nodes, 1)}),
-            reporter=reporter,
-        )
-    trees = result.curve(tree)
-    now = None if own is None else result.curve(own).get(step.nodes)
-    return ReplayedTaus(
-        trees=tuple(TauPoint(n, trees[n]) for n in budgets),
-        current=None if now is None else TauPoint(step.nodes, now),
-        source=f"{result.mode} replay of {lattices}",
-        oracle=result.row("oracle", None).tau.value,
-    )
 
 
 def _finish(

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, NoReturn
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
+    from specpilot_cli.ceiling.answer import ReplayedTaus
     from specpilot_cli.ceiling.floors import FloorRule
-    from specpilot_cli.ceiling.model_floors import ModelFloors
     from specpilot_cli.ceiling.peaks import Peaks
+    from specpilot_cli.ceiling.plain import FloorSpeedups
 
 
 @dataclass(frozen=True, slots=True)
 class ModelStep:
-    """Models and shape of the step; see the options of `specpilot ceiling`. Block 0 = the rows."""
+    """Models and shape of the step; see the options of `specpilot ceiling`. Block 0 = the rows,
+    or what was recorded.
+    """
 
     target: str
     drafter: str | None
@@ -24,42 +27,79 @@ class ModelStep:
     block: int
     requests: int
     context: int
+    tau: float | None
+    lattices: Path | None
+    nodes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Whose peaks, and which share of them."""
+
+    gpu: str | None
+    peaks: Path | None
+    measured: bool
+    rule: FloorRule
 
 
 def model_ceiling(
     step: ModelStep,
+    device: Device,
     *,
-    gpu: str | None,
-    peaks: Path | None,
-    measured: bool,
-    rule: FloorRule,
     as_json: bool,
     output: Path | None,
     force: bool,
+    quiet: bool,
 ) -> NoReturn:
     """Print the floors and end the command."""
     from specpilot_cli.ceiling.model_floors import model_floors, model_floors_document
+    from specpilot_cli.ceiling.plain import floor_speedups, floor_speedups_document
     from specpilot_cli.models.registry import load_model
     from specpilot_cli.models.work import StepShape
     from specpilot_cli.report.json_out import build_envelope
 
     options.check_output(output, force)
+    chosen = _peaks(device.gpu, device.peaks, measured=device.measured)
+    target = load_model(step.target)
     drafter = None if step.drafter is None else load_model(step.drafter)
-    block = 0 if drafter is None else step.block or step.rows
+    replayed, recorded = _replayed(step, quiet=quiet)
+    block = 0 if drafter is None else step.block or recorded or step.rows
     shape = StepShape(step.requests, step.rows, 1, step.context, block)
-    chosen = _peaks(gpu, peaks, measured=measured)
-    floors = model_floors(load_model(step.target), drafter, shape, chosen, rule=rule)
+    asked = model_floors(target, drafter, shape, chosen, rule=device.rule)
+    over = floor_speedups(asked, step.tau, () if replayed is None else replayed.trees)
+    source = None if replayed is None else replayed.source
+    document = model_floors_document(over.floors) | floor_speedups_document(over)
+    document["tau_source"] = source
+    inputs = [path for path in (step.lattices, device.peaks) if path is not None]
     options.finish(
-        build_envelope("ceiling", model_floors_document(floors)),
-        as_json=as_json, output=output, force=force, text=lambda: _print(floors),
+        build_envelope("ceiling", document, inputs=inputs),
+        as_json=as_json, output=output, force=force, text=lambda: _print(over, source),
     )  # fmt: skip
+
+
+def _replayed(step: ModelStep, *, quiet: bool) -> tuple[ReplayedTaus | None, int]:
+    """Replayed trees and the recorded block; None and 0 without lattices."""
+    from specpilot_cli.commands.ceiling_replay import replay_taus
+    from specpilot_cli.errors import InputError
+
+    if step.lattices is None:
+        return None, 0
+    if step.rows != 1 or step.tau is not None:
+        raise InputError(
+            "rows and tokens per step follow from the recorded lattices and --nodes",
+            where="--lattices",
+            hint="leave --rows and --tau out",
+        )
+    return replay_taus(step.lattices, step.nodes, None, quiet=quiet)
 
 
 def _peaks(gpu: str | None, file: Path | None, *, measured: bool) -> Peaks:
     from specpilot_cli.ceiling.peaks import Peaks, gpu_names, load_gpu, load_peaks_file, prefer
     from specpilot_cli.errors import InputError
 
-    if (gpu is None) == (file is None):
+    if gpu is not None and file is not None:
+        raise InputError("--gpu and --peaks exclude each other", hint="give one of them")
+    if gpu is None and file is None:
         raise InputError(
             "floors of a model need a device",
             where="--gpu",
@@ -71,16 +111,18 @@ def _peaks(gpu: str | None, file: Path | None, *, measured: bool) -> Peaks:
     return prefer(Peaks(known.title, known.peaks), measured=measured)
 
 
-def _print(floors: ModelFloors) -> None:
+def _print(over: FloorSpeedups, source: str | None) -> None:
     from specpilot_cli.report.tables import Column, print_line, print_table
     from specpilot_cli.units import format_bandwidth, format_bytes, format_percent, format_seconds
 
+    floors = over.floors
     bandwidth = floors.peaks.bandwidth()
-    requests = floors.shape.requests
+    shape = floors.shape
     print_line(
         f"{floors.target.title} on {floors.peaks.title}: "
-        f"{requests:g} {'request' if requests == 1 else 'requests'} of "
-        f"{floors.shape.rows:g} rows, {floors.shape.context:g} tokens of context"
+        f"{shape.requests:g} {'request' if shape.requests == 1 else 'requests'} of "
+        f"{shape.rows:g} {'row' if shape.rows == 1 else 'rows'}, "
+        f"{shape.context:g} tokens of context"
     )
     print_table(
         ["class", *(Column(title, "right") for title in ("bytes", "GFLOP", "floor")), "bound by"],
@@ -104,3 +146,19 @@ def _print(floors: ModelFloors) -> None:
         f"weights: {floors.weight_bytes / 1e9:.2f} GB, read in {1e3 * floors.weight_s:.2f} ms; "
         f"whole step at its floors: {format_seconds(floors.floor_s)}"
     )
+    _print_speedups(over, source)
+
+
+def _print_speedups(over: FloorSpeedups, source: str | None) -> None:
+    from specpilot_cli.report.adapters import SPEEDUP_COLUMNS, speedup_rows
+    from specpilot_cli.report.tables import Column, print_line, print_table
+
+    if over.step is not None:
+        print_line(f"over plain decoding: {over.step.text}")
+    if source is not None:
+        print_table(
+            [Column(title, "right") for title in SPEEDUP_COLUMNS], speedup_rows(over.points),
+            title=f"speedup over plain decoding if both run at their floors; τ: {source}",
+        )  # fmt: skip
+        if not over.floors.shape.block:
+            print_line("note: no --drafter was given, so drafting costs nothing here")

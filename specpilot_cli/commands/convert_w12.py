@@ -104,7 +104,6 @@ def convert_w12(
     as_json: options.JsonFlag = False,
     report: options.ReportFile = None,
     quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:
     """Store a BF16 checkpoint in 12 bits per weight, bit for bit.
 
@@ -129,7 +128,7 @@ def convert_w12(
     _check_usage(source, out, report, dry_run=dry_run, force=force)
     codec = open_codec(device)
     selection = Selection(tuple(include or ()), tuple(exclude or ()))
-    with ConsoleReporter(quiet, verbose) as reporter, gpu_errors_said():
+    with ConsoleReporter(quiet) as reporter, gpu_errors_said():
         folder = resolved(source, reporter, quiet=quiet)
         done = _convert(
             folder, out, selection, reporter, dry_run=dry_run,

@@ -62,7 +62,6 @@ def diagnose(
     force: options.ForceFlag = False,
     exit_zero: options.ExitZeroFlag = False,
     quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:
     """Say why a drafter's accept length is low, from a recording, and what to do next.
 
@@ -86,7 +85,7 @@ def diagnose(
 
     given_paths = (lattice, target, drafter, against)
     options.check_output(output, force, ".html", inputs=given_paths)
-    with ConsoleReporter(quiet, verbose) as reporter:
+    with ConsoleReporter(quiet) as reporter:
         given = _given(target, drafter, against, expect, hashed=not no_hash, reporter=reporter)
         found = run(read_lattice(lattice), given, reporter=reporter)
     inputs = [path for path in (lattice, against) if path is not None]

@@ -139,7 +139,12 @@ def pack(
 
 
 @app.command()
-def inspect(lattice: options.LatticePath, as_json: options.JsonFlag = False) -> None:
+def inspect(
+    lattice: options.LatticePath,
+    as_json: options.JsonFlag = False,
+    output: options.OutputFile = None,
+    force: options.ForceFlag = False,
+) -> None:
     """Check every byte of a recording and tell what it holds.
 
     A recording at fault is refused, and the request, tensor or step named.
@@ -154,10 +159,14 @@ def inspect(lattice: options.LatticePath, as_json: options.JsonFlag = False) -> 
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.tables import print_table
 
+    options.check_output(output, force, inputs=(lattice,))
     document = _checked(lattice)
     rows = [[key, _cell(value)] for key, value in document.items()]
     envelope = build_envelope("lattice inspect", document, inputs=lattice_files(lattice))
-    options.emit(envelope, as_json=as_json, text=lambda: print_table(["field", "value"], rows))
+    options.emit(
+        envelope, as_json=as_json, output=output, force=force,
+        text=lambda: print_table(["field", "value"], rows),
+    )  # fmt: skip
 
 
 def _checked(lattice: Path) -> dict[str, Any]:

@@ -54,13 +54,6 @@ QuietFlag = Annotated[
         rich_help_panel=_OUTPUT,
     ),
 ]
-VerboseFlag = Annotated[
-    int,
-    typer.Option(
-        "--verbose", "-v", count=True, show_default=False, help="More notes; repeatable.",
-        rich_help_panel=_OUTPUT,
-    ),
-]  # fmt: skip
 ExitZeroFlag = Annotated[
     bool,
     typer.Option(

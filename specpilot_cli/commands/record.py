@@ -63,7 +63,6 @@ def record(
     as_json: options.JsonFlag = False,
     force: options.ForceFlag = False,
     quiet: options.QuietFlag = False,
-    verbose: options.VerboseFlag = 0,
 ) -> None:
     """Decode prompts greedily and record the drafter's lattices beside the outputs.
 
@@ -84,7 +83,7 @@ def record(
     options.check_new_file(outputs, ".jsonl", where="--outputs", force=force)
     options.check_not_input({"-o": output, "--outputs": outputs}, (target, drafter, prompts))
     chosen = _chosen(prompts, limit, max_new_tokens)
-    with ConsoleReporter(quiet=quiet, verbose=verbose) as reporter:
+    with ConsoleReporter(quiet=quiet) as reporter:
         if url is not None:
             taken = _from_server(
                 url, chosen, target, drafter, block, concurrency, timeout, reporter

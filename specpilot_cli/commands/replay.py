@@ -241,7 +241,9 @@ def _calibrate_file(
     *,
     quiet: bool,
 ) -> Answer:
+    from specpilot_cli.errors import InputError
     from specpilot_cli.io.lattice_file import LatticeFiles, lattice_files
+    from specpilot_cli.io.tree_file import is_tree_file
     from specpilot_cli.replay.calibration import calibrate
     from specpilot_cli.replay.document import calibration_document
     from specpilot_cli.report.calibration_text import print_calibration
@@ -249,6 +251,12 @@ def _calibrate_file(
     from specpilot_cli.ui import ConsoleReporter
 
     path = _required(lattice)
+    if is_tree_file(path):
+        raise InputError(
+            "calibration needs the scores of all candidates, and recorded trees hold their own",
+            where="--calibrate",
+            hint="leave --calibrate out: `drafter expects` is set beside τ anyway",
+        )
     recording = LatticeFiles(path)
     with ConsoleReporter(quiet) as reporter:
         found = calibrate(

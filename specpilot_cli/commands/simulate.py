@@ -77,6 +77,7 @@ def batch(
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
+    quiet: options.QuietFlag = False,
 ) -> None:
     """Predict tokens per second of batch policies, step by step, from recorded lattices.
 
@@ -102,7 +103,7 @@ def batch(
     counts = _counts(concurrency)
     times = load_batch_times(step_times)
     recording = read_lattice(lattice)
-    with ConsoleReporter() as reporter:
+    with ConsoleReporter(quiet) as reporter:
         found = simulate_batches(
             recording, times, policies, counts, repeat=repeat, reporter=reporter
         )
@@ -155,6 +156,7 @@ def tlv(
     as_json: options.JsonFlag = False,
     output: options.OutputFile = None,
     force: options.ForceFlag = False,
+    quiet: options.QuietFlag = False,
 ) -> None:
     """Predict tokens per exact pass with two-level verification, and the Q pass that breaks even.
 
@@ -177,7 +179,7 @@ def tlv(
     cycle = None if times is None else _cycle_times(times)
     recording = read_lattice(lattice)
     flags = read_agreement(q_flags, recording)
-    with ConsoleReporter() as reporter:
+    with ConsoleReporter(quiet) as reporter:
         found = two_level(
             recording, flags, nodes=nodes, block=block, times=cycle, seed=seed, reporter=reporter
         )

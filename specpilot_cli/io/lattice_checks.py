@@ -7,6 +7,7 @@ the first step at fault.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from specpilot_cli.schema.lattice import TENSORS, Axes, LatticeMetadata, Lattice
 NORMALISATION_TOLERANCE_NATS = 1e-4
 # The full-vocabulary logsumexp may come from another kernel than the candidates' own logits.
 LOGSUMEXP_TOLERANCE_NATS = 1e-2
+# How far a logsumexp can lie above the best logit: all of 2^31 token ids as likely as the best.
+LARGEST_VOCABULARY_NATS = 31 * math.log(2)
 _CHUNK_STEPS = 512  # bounds the float temporaries of the edge checks to a few tens of MiB
 
 
@@ -111,6 +114,10 @@ def check_index(
         if offsets[0] != 0 or offsets[-1] != total or np.any(np.diff(offsets) < 0):
             ids_name = name.replace("_offsets", "_ids")
             _fail(where, name, f"must rise from 0 to {total}, the length of `{ids_name}`")
+    empty = np.flatnonzero(np.diff(prompt_offsets) == 0)
+    if empty.size:
+        name = metadata.requests[int(empty[0])].request_id
+        _fail(where, "prompt_offsets", f"request `{name}` has no prompt token")
     lengths = np.diff(output_offsets)
     _check_steps(step_request, step_position, lengths, where)
     if metadata.mode == "dense":
@@ -226,6 +233,13 @@ def _check_unary(recording: LatticeRecording, where: str, first: int) -> None:
         where,
         "unary_logsumexp",
         "smaller than the logsumexp of the candidates alone, so not over the full vocabulary",
+        offset=first,
+    )
+    _first_bad_step(
+        norm > peak[..., 0] + LARGEST_VOCABULARY_NATS,
+        where,
+        "unary_logsumexp",
+        "larger than any vocabulary makes it above its best candidate",
         offset=first,
     )
 

@@ -76,15 +76,17 @@ class _Step:
 def profile_of_traces(paths: Sequence[Path], deployment: Deployment) -> StepProfile:
     """The step profile of all traces together; `t_step_s` stays open.
 
-    Raises `InputError` for a trace that cannot be read or holds no whole step, traces of different
-    GPUs, and a drafting step whose block nobody says.
+    Raises `InputError` for a trace that cannot be read or holds no whole step, one given twice,
+    traces of different GPUs, and a drafting step whose block nobody says.
     """
     table = NameTable(load_kernel_classes())
     steps: list[_Step] = []
     prefills: list[Span] = []
+    read: dict[tuple[float, ...], Path] = {}
     for path in paths:
         trace = read_gpu_trace(path)
         windows, spans = find_steps(trace, table)
+        _refuse_same(path, windows, read)
         prefills += spans
         steps += [_Step(trace, window, use_of_step(trace, window, table)) for window in windows]
     steps = [step for step in steps if step.use.busy_s > 0]
@@ -99,6 +101,21 @@ def profile_of_traces(paths: Sequence[Path], deployment: Deployment) -> StepProf
         raise InputError(f"the traces are of different GPUs: {', '.join(sorted(devices))}")
     chosen, requests, notes = _same_requests(steps)
     return _profile(paths, chosen, requests, prefills, notes, table, deployment)
+
+
+def _refuse_same(path: Path, windows: list[Window], read: dict[tuple[float, ...], Path]) -> None:
+    """Raise `InputError` if the steps of `path` were read before: each would count twice.
+
+    Known by when they began, so a copy or another compression of the file is found as well.
+    """
+    began = tuple(window.start_us for window in windows)
+    if began and began in read:
+        raise InputError(
+            f"the same trace twice: `{read[began]}` and `{path}`",
+            where="--trace",
+            hint="give each trace once",
+        )
+    read[began] = path
 
 
 def _same_requests(steps: list[_Step]) -> tuple[list[_Step], int, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.yaml_file import read_yaml_model
@@ -56,6 +57,7 @@ class NameTable:
         return role
 
 
+@cache
 def load_kernel_classes(name: str = "sglang") -> KernelClasses:
     """The bundled patterns for the engine `name`."""
     return read_yaml_model(bundled("profiles") / "kernel_classes" / f"{name}.yaml", KernelClasses)

@@ -213,10 +213,5 @@ def _costs(options: ReplayOptions, most: int) -> npt.NDArray[np.float64]:
             where="--policy",
             hint="give step times with --step-times; `specpilot ceiling --list` shows the bundled",
         )
-    if most >= len(options.step_cost.seconds):
-        raise InputError(
-            f"no step time for {most} nodes",
-            where="--step-times",
-            hint="time that many rows: `specpilot profile --step-times FILE --rows N`",
-        )
+    options.step_cost.check(most)
     return np.asarray(options.step_cost.seconds, dtype=np.float64)

@@ -23,6 +23,15 @@ class StepCost:
     ar_step_s: float
     source: str
 
+    def check(self, most_nodes: int) -> None:
+        """Raise `InputError` unless steps of up to `most_nodes` nodes are priced."""
+        if most_nodes >= len(self.seconds):
+            raise InputError(
+                f"no step time for {most_nodes} nodes",
+                where="--step-times",
+                hint=f"the times end at {len(self.seconds) - 1} nodes: ask for fewer, or time more",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:

@@ -95,13 +95,7 @@ def recording_document(recording: Recording) -> dict[str, Any]:
         "block": metadata.block,
         "positions": recording.n_positions,
         "candidates": recording.n_candidates,
-        "engine": metadata.engine,
-        "target_sha256": metadata.target_sha256,
-        "drafter_sha256": metadata.drafter_sha256,
-        "requests": len(metadata.requests),
-        "steps": recording.n_steps,
-        "output_tokens": recording.n_output_tokens,
-        "drafter_kind": metadata.drafter_kind,
+        **_origin(recording),
         "packed": None if metadata.packed is None else metadata.packed.model_dump(),
     }
 
@@ -111,9 +105,16 @@ def tree_recording_document(recording: TreeRecording) -> dict[str, Any]:
     metadata = recording.metadata
     return {
         "mode": metadata.mode,
-        "drafter_kind": metadata.drafter_kind,
         "depth": metadata.block - 1,
         "nodes": int(recording.node_token.size),
+        **_origin(recording),
+    }
+
+
+def _origin(recording: Recording | TreeRecording) -> dict[str, Any]:
+    metadata = recording.metadata
+    return {
+        "drafter_kind": metadata.drafter_kind,
         "engine": metadata.engine,
         "target_sha256": metadata.target_sha256,
         "drafter_sha256": metadata.drafter_sha256,

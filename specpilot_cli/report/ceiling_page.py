@@ -132,6 +132,10 @@ def _key_figures(answer: CeilingAnswer) -> tuple[KeyFigure, ...]:
         ),
         KeyFigure("step", format_seconds(answer.ceiling.t_step_s), f"{step.rows} rows"),
     ]
+    over = answer.over_plain
+    if over is not None and over.speedup is not None:
+        about = f"pays from {over.c:.2f} tokens per step on"
+        figures.append(KeyFigure("over plain decoding", f"{over.speedup:.2f}×", about))
     if answer.measured is not None:
         value = f"{answer.measured.factors.product:.2f}×"
         figures.append(KeyFigure("ceiling with measured peaks", value))

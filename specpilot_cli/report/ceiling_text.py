@@ -51,6 +51,10 @@ def _print_split_and_speedup(answer: CeilingAnswer) -> None:
             adapters.split_rows(split, answer.ceiling.t_step_s),
             title=f"where the step goes (step time: {answer.step_time_source})",
         )
+    if answer.over_plain is not None:
+        print_line(f"over plain decoding: {answer.over_plain.text}")
+    elif answer.profile.mode != "ar":
+        print_line("over plain decoding: not known; give --ar PROFILE or --step-times")
     if answer.curve is not None:
         print_table(
             [Column(title, "right") for title in adapters.SPEEDUP_COLUMNS],

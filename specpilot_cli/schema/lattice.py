@@ -119,15 +119,8 @@ class LatticeMetadata(FileModel):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LatticeRecording:
-    """A recording in memory; arrays as in `TENSORS`, in their dtypes.
-
-    edge [S, L, K, K]: log-softmax of the selector's score, (predecessor, candidate), in nats; at
-    position 0 all predecessor rows are equal. A `dflash` recording has [S, L, 1, K]: unary minus
-    unary_logsumexp, the same for every predecessor. unary [S, L, K]: the candidates' logits;
-    unary_logsumexp [S, L]: logsumexp of the logits over the full vocabulary. stock_choice [S, L]:
-    token ids of the chain that stock would draft.
-    """
+class RecordedSteps:
+    """What every recording holds: prompts, outputs, and where its steps stood."""
 
     metadata: LatticeMetadata
     prompt_ids: npt.NDArray[np.int32]
@@ -136,11 +129,6 @@ class LatticeRecording:
     output_offsets: npt.NDArray[np.int64]
     step_request: npt.NDArray[np.int32]
     step_position: npt.NDArray[np.int64]
-    candidate_ids: npt.NDArray[np.int32]
-    edge: npt.NDArray[np.float32]
-    unary: npt.NDArray[np.float32]
-    unary_logsumexp: npt.NDArray[np.float32]
-    stock_choice: npt.NDArray[np.int32]
 
     @property
     def n_requests(self) -> int:
@@ -149,18 +137,8 @@ class LatticeRecording:
 
     @property
     def n_steps(self) -> int:
-        """Recorded lattices, S."""
+        """Recorded steps, S."""
         return int(self.step_request.shape[0])
-
-    @property
-    def n_positions(self) -> int:
-        """Drafted positions per lattice, L."""
-        return int(self.candidate_ids.shape[1])
-
-    @property
-    def n_candidates(self) -> int:
-        """Candidates per position, K."""
-        return int(self.candidate_ids.shape[2])
 
     @property
     def n_output_tokens(self) -> int:
@@ -174,6 +152,34 @@ class LatticeRecording:
     def output(self, request: int) -> npt.NDArray[np.int32]:
         """Output token ids of request number `request`, the prefill's token first."""
         return self.output_ids[self.output_offsets[request] : self.output_offsets[request + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatticeRecording(RecordedSteps):
+    """A recording of lattices in memory; arrays as in `TENSORS`, in their dtypes.
+
+    edge [S, L, K, K]: log-softmax of the selector's score, (predecessor, candidate), in nats; at
+    position 0 all predecessor rows are equal. A `dflash` recording has [S, L, 1, K]: unary minus
+    unary_logsumexp, the same for every predecessor. unary [S, L, K]: the candidates' logits;
+    unary_logsumexp [S, L]: logsumexp of the logits over the full vocabulary. stock_choice [S, L]:
+    token ids of the chain that stock would draft.
+    """
+
+    candidate_ids: npt.NDArray[np.int32]
+    edge: npt.NDArray[np.float32]
+    unary: npt.NDArray[np.float32]
+    unary_logsumexp: npt.NDArray[np.float32]
+    stock_choice: npt.NDArray[np.int32]
+
+    @property
+    def n_positions(self) -> int:
+        """Drafted positions per lattice, L."""
+        return int(self.candidate_ids.shape[1])
+
+    @property
+    def n_candidates(self) -> int:
+        """Candidates per position, K."""
+        return int(self.candidate_ids.shape[2])
 
     @property
     def conditional(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_cli.schema.lattice import TENSORS, Axes, LatticeMetadata
+from specpilot_cli.schema.lattice import TENSORS, Axes, RecordedSteps
 
 TREES_KEY = "specpilot_trees"
 
@@ -30,34 +30,17 @@ TREE_TENSORS: dict[str, tuple[str, Axes]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TreeRecording:
-    """A recording in memory; arrays as in `TREE_TENSORS`.
+class TreeRecording(RecordedSteps):
+    """A recording of trees in memory; arrays as in `TREE_TENSORS`.
 
     metadata: `drafter_kind` is `eagle`, and `block` the depth of the deepest tree plus one.
     node_log_prob: log-probability of a node's token given its path, in nats, at most 0.
     """
 
-    metadata: LatticeMetadata
-    prompt_ids: npt.NDArray[np.int32]
-    prompt_offsets: npt.NDArray[np.int64]
-    output_ids: npt.NDArray[np.int32]
-    output_offsets: npt.NDArray[np.int64]
-    step_request: npt.NDArray[np.int32]
-    step_position: npt.NDArray[np.int64]
     node_offsets: npt.NDArray[np.int64]
     node_token: npt.NDArray[np.int32]
     node_parent: npt.NDArray[np.int32]
     node_log_prob: npt.NDArray[np.float32]
-
-    @property
-    def n_steps(self) -> int:
-        """Recorded trees, S."""
-        return int(self.step_request.shape[0])
-
-    @property
-    def n_output_tokens(self) -> int:
-        """Output tokens of all requests."""
-        return int(self.output_ids.size)
 
     @property
     def node_step(self) -> npt.NDArray[np.int64]:

@@ -1,9 +1,9 @@
 """A discrete-event simulation of batched decoding: what each step holds, costs and commits.
 
 Requests come in file order, so many at once as the concurrency allows, and one takes the place of
-another as it ends (a closed loop). A step prefills waiting prompts, drafts, verifies and commits;
-recorded lattices and outputs say what is accepted, measured times what it takes. Replay of the same
-trees at one request gives the same tokens per step.
+another as it ends (a closed loop). A step prefills waiting prompts where its policy's turn has
+come, drafts, verifies and commits; recorded lattices and outputs say what is accepted, measured
+times what it takes. Replay of the same trees at one request gives the same tokens per step.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class _Run:
         self._first_token: list[float] = []
         self._steps = self._request_steps = self._rows = self._draft_rows = 0
         self._committed = self._joined = 0
+        self._since_prefill = policy.prefill_every  # decode steps
 
     def result(self) -> BatchResult:
         """Run to the end."""
@@ -138,13 +139,15 @@ class _Run:
         nodes = self._nodes(running, blocks)
         context = int((self._prompt[running] + self._position[running] + 1).sum())
         load = StepLoad(len(running) + int(nodes.sum()), len(running), draft_rows, context)
-        joined = self._join(load)
-        ready = joined + self._prefill()
+        room = self._room(running)
+        joined = self._join(load, room)
+        ready = joined + self._prefill(room)
         if len(running) or joined:
             prompt_rows = sum(int(self._prompt[request]) for request in joined)
             whole = replace(load, rows=load.rows + prompt_rows)
             self._now += self._clock.decode_s(whole)
             self._steps += 1
+            self._since_prefill += 1
             self._rows += whole.rows
             self._draft_rows += draft_rows
             self._request_steps += len(running)
@@ -195,38 +198,58 @@ class _Run:
             return np.asarray(np.minimum(whole, policy.nodes), dtype=np.int64)
         return share_nodes(padded, policy.rows - len(running))
 
-    def _join(self, load: StepLoad) -> list[int]:
-        """Prompts that join the verify step because that costs less than a pass of their own."""
-        if self._policy.admission != "joint" or not load.requests:
+    def _room(self, running: Int) -> int:
+        """Prompt rows that this step's prefill pass may hold: none before its turn."""
+        turn = not len(running) or self._since_prefill >= self._policy.prefill_every
+        return PREFILL_ROWS if turn else 0
+
+    def _join(self, load: StepLoad, room: int) -> list[int]:
+        """Take the prompts that ride in the verify step out of the queue, in its order.
+
+        `joint` takes prompts that a pass of `room` rows leaves waiting, while riding costs less
+        than a pass of their own; `every` takes the short ones at the head of the queue.
+        """
+        every = self._policy.admission == "every"
+        if self._policy.admission == "separate" or not load.requests:
             return []
         joined: list[int] = []
         rows = load.rows
-        for request, left in list(self._filling):
-            whole = left == self._prompt[request] and left <= JOINT_PROMPT_ROWS
+        for request, left in self._filling if every else self._held(room):
             before, after = replace(load, rows=rows), replace(load, rows=rows + left)
             extra = self._clock.decode_s(after) - self._clock.decode_s(before)
-            if not whole or extra >= self._clock.prefill_s(left):
+            if left != self._prompt[request] or left > JOINT_PROMPT_ROWS:
                 break
-            self._filling.pop(0)
+            if not every and extra >= self._clock.prefill_s(left):
+                break
             joined.append(request)
             rows += left
+        self._filling = [item for item in self._filling if item[0] not in joined]
         self._joined += len(joined)
         return joined
 
-    def _prefill(self) -> list[int]:
+    def _held(self, room: int) -> list[list[int]]:
+        """What a prefill pass of `room` rows does not reach."""
+        reached = 0
+        for index, item in enumerate(self._filling):
+            if reached >= room:
+                return self._filling[index:]
+            reached += item[1]
+        return []
+
+    def _prefill(self, room: int) -> list[int]:
         """One pass over waiting prompt rows, first come first served; prompts that end in it."""
-        room, used, ready = PREFILL_ROWS, 0, []
+        used, ready = 0, []
         for item in self._filling:
-            rows = min(room, item[1])
+            rows = min(room - used, item[1])
             if rows == 0:
                 break
             item[1] -= rows
-            room -= rows
             used += rows
             if item[1] == 0:
                 ready.append(item[0])
         self._filling = [item for item in self._filling if item[1] > 0]
         self._now += self._clock.prefill_s(used)
+        self._since_prefill = 0 if used else self._since_prefill
         return ready
 
     def _commit(self, running: Int, nodes: Int, blocks: Int) -> None:

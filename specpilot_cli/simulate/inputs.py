@@ -38,7 +38,7 @@ def load_batch_times(name_or_path: str) -> BatchStepTimes:
     raise InputError(
         f"no batch step times: `{name_or_path}` is neither a file nor a bundled name",
         where="--step-times",
-        hint=f"{guess}bundled: {', '.join(names)}",
+        hint=f"{guess}bundled: {', '.join(names)}; those of `replay` have another form",
     )
 
 
@@ -69,13 +69,10 @@ def read_row_samples(path: Path) -> list[RowSamples]:
     The list's items are objects with `rows` and `seconds`, a list of repeats.
     """
     content: Any = read_json(path)
-    if isinstance(content, dict):
-        content = content.get("results", {}).get("measured", {}).get("skinny")
     try:
-        return [
-            RowSamples(int(item["rows"]), tuple(float(second) for second in item["seconds"]))
-            for item in content
-        ]
+        if isinstance(content, dict):
+            content = content["results"]["measured"]["skinny"]
+        return [RowSamples(_rows(item), _seconds(item)) for item in content]
     except (TypeError, KeyError, ValueError) as error:
         raise InputError(
             "no timings by rows in this file",
@@ -83,3 +80,17 @@ def read_row_samples(path: Path) -> list[RowSamples]:
             hint="give the output of `specpilot doctor --measure --json`, or a list like "
             '[{"rows": 8, "seconds": [0.001, 0.001, 0.001]}]',
         ) from error
+
+
+def _rows(item: Any) -> int:
+    rows = item["rows"]
+    if type(rows) is not int:  # a truth value is an int to isinstance
+        raise TypeError(f"rows: {rows!r}")
+    return rows
+
+
+def _seconds(item: Any) -> tuple[float, ...]:
+    seconds = item["seconds"]
+    if not all(type(second) in (int, float) for second in seconds):
+        raise TypeError(f"seconds: {seconds!r}")
+    return tuple(float(second) for second in seconds)

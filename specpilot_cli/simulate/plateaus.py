@@ -64,7 +64,7 @@ def find_plateaus(samples: Sequence[RowSamples]) -> tuple[Plateau, ...]:
 
 def _check(samples: Sequence[RowSamples]) -> None:
     rows = [sample.rows for sample in samples]
-    if not rows or rows != sorted(set(rows)):
+    if not rows or rows != sorted(set(rows)) or rows[0] < 1:
         raise InputError("plateaus need measurements at ascending numbers of rows, each once")
     few = next((s for s in samples if len(s.seconds) < 3), None)
     if few is not None:

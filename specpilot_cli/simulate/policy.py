@@ -7,8 +7,14 @@
     shared:rows=192,block=auto,draft-rows=256
                                            and drafter blocks of 8, 12 or 16 within 256 rows
 
-Any of them with `admission=joint` lets waiting prompts ride in the verify step where that costs
-less than a pass of their own.
+Any of them takes keys of the scheduler as well:
+
+    prefill-every=8                        prompts wait until 8 decode steps lie between two prefill
+                                           passes, unless nothing is decoding
+    admission=joint                        a short prompt that this step's prefill pass leaves
+                                           waiting rides in the verify step, where that costs less
+                                           than a pass of its own (§4.4)
+    admission=every                        every short prompt rides in the verify step
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from typing import Literal
 from specpilot_cli.errors import InputError
 
 Mode = Literal["ar", "chain", "tree", "shared"]
-Admission = Literal["separate", "joint"]
+Admission = Literal["separate", "joint", "every"]
 
 BLOCKS = (8, 12, 16)
 """Blocks that `auto` chooses from (paper §4.4)."""
@@ -34,13 +40,22 @@ _KEYS: dict[Mode, tuple[str, ...]] = {
     "tree": ("nodes", "block"),
     "shared": ("rows", "block", "draft-rows"),
 }
+_EXAMPLES: dict[Mode, str] = {
+    "ar": "ar",
+    "chain": "chain:block=8",
+    "tree": "tree:nodes=16,block=16",
+    "shared": "shared:rows=192,block=16",
+}
+_ADMISSIONS: tuple[Admission, ...] = ("separate", "joint", "every")
+_SCHEDULER_KEYS = ("admission", "prefill-every")
 _WHERE = "--policy"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
     """nodes: per request (tree). rows: per step, roots included (shared). block: the drafter's
-    block, anchor included; 0 is automatic, within `draft_rows` per step.
+    block, anchor included; 0 is automatic, within `draft_rows` per step. prefill_every: decode
+    steps from one prefill pass to the next, at least.
     """
 
     text: str
@@ -50,6 +65,7 @@ class BatchPolicy:
     block: int = 0
     draft_rows: int = 0
     admission: Admission = "separate"
+    prefill_every: int = 1
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -69,18 +85,13 @@ def parse_policy(text: str) -> BatchPolicy:
         raise InputError(
             f"unknown batch policy `{word}`", where=_WHERE, hint=f"{guess}one of {', '.join(_KEYS)}"
         )
-    given = _pairs(text, rest, (*_KEYS[mode], "admission"))
-    admission = given.pop("admission", "separate")
-    if admission not in ("separate", "joint"):
-        raise InputError(
-            f"admission `{admission}` in `{text}`", where=_WHERE, hint="separate or joint"
-        )
+    given = _pairs(text, rest, (*_KEYS[mode], *_SCHEDULER_KEYS))
+    admission = _admission(text, given.pop("admission", "separate"))
     missing = [key for key in _KEYS[mode] if key not in given and key != "draft-rows"]
     if missing:
         raise InputError(
-            f"`{text}` lacks {missing[0]}", where=_WHERE,
-            hint=f"for example `{mode}:" + ",".join(f"{key}=16" for key in missing) + "`",
-        )  # fmt: skip
+            f"`{text}` lacks {missing[0]}", where=_WHERE, hint=f"for example `{_EXAMPLES[mode]}`"
+        )
     automatic = given.get("block") == "auto"
     if automatic and ("draft-rows" not in given or mode != "shared"):
         raise InputError(
@@ -93,8 +104,17 @@ def parse_policy(text: str) -> BatchPolicy:
     return BatchPolicy(
         text.strip(), mode, numbers.get("nodes", 0), numbers.get("rows", 0),
         numbers.get("block", 0), numbers.get("draft-rows", 0),
-        "joint" if admission == "joint" else "separate",
+        admission, numbers.get("prefill-every", 1),
     )  # fmt: skip
+
+
+def _admission(text: str, word: str) -> Admission:
+    found = next((name for name in _ADMISSIONS if name == word), None)
+    if found is None:
+        raise InputError(
+            f"admission `{word}` in `{text}`", where=_WHERE, hint="separate, joint or every"
+        )
+    return found
 
 
 def _pairs(text: str, rest: str, known: tuple[str, ...]) -> dict[str, str]:

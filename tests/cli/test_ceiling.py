@@ -181,6 +181,86 @@ def test_step_times_decide_the_budget(specpilot: Run, files: None) -> None:
     assert {point["step_basis"] for point in found["points"]} == {"recorded"}
 
 
+def test_a_profile_of_plain_decoding_gives_the_speedup(
+    specpilot: Run, files: None, tmp_path: Path
+) -> None:
+    plain = _profile(mode="ar", nodes=0, rows=1, drafter=None, t_step_s=0.002)
+    (tmp_path / "ar.json").write_text(json.dumps(plain))
+    lattices = ("--lattices", "lattice.safetensors", "--nodes", "7", "-q")
+    found = _results(specpilot("ceiling", "step.json", "--ar", "ar.json", *lattices, "--json"))
+    assert found["over_plain"] == {
+        "step_s": 0.003, "ar_step_s": 0.002, "ar_step_source": "profiled",
+        "break_even_tokens_per_step": pytest.approx(1.5),
+        "tau_tokens_per_step": pytest.approx(2.0), "speedup_ratio": pytest.approx(4 / 3),
+    }  # fmt: skip
+    text = specpilot("ceiling", "step.json", "--ar", "ar.json", *lattices).stdout
+    assert "speculation pays from 1.50 tokens per step on; 2.000 make it 1.333×" in text
+    without = specpilot("ceiling", "step.json", *lattices).stdout
+    assert "over plain decoding: not known; give --ar PROFILE or --step-times" in without
+
+
+def test_floors_of_a_model_compare_with_plain_decoding(specpilot: Run, files: None) -> None:
+    model = ("ceiling", "--target", "qwen3.8-27b", "--drafter", "qwen3.8-27b-dflash2", "--gpu")
+    chain = _results(specpilot(*model, "h200", "--rows", "8", "--tau", "4.25", "--json"))
+    plain = _results(specpilot("ceiling", "--target", "qwen3.8-27b", "--gpu", "h200", "--json"))
+    c = chain["t_floor_s"] / plain["t_floor_s"]
+    assert chain["over_plain"]["break_even_tokens_per_step"] == pytest.approx(c)
+    assert chain["over_plain"]["speedup_ratio"] == pytest.approx(4.25 / c)
+    assert plain["over_plain"] is None
+    lattices = ("--lattices", "lattice.safetensors", "--nodes", "3,7", "-q")
+    trees = _results(specpilot(*model, "h200", *lattices, "--json"))
+    taus = [point["tau_tokens_per_step"] for point in trees["speedup"]["points"]]
+    assert taus == pytest.approx([2.0, 4.0])
+    assert {point["step_basis"] for point in trees["speedup"]["points"]} == {"floor"}
+    assert (trees["rows"], trees["draft_block"]) == (8, 4)
+    assert trees["over_plain"]["speedup_ratio"] > 3.4
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (("step.json", "--rows", "4"), "--rows"),
+        (("step.json", "--drafter", "d"), "--drafter"),
+        (("--target", "llama-3.1-8b", "--gpu", "h200", "--step-times", "x"), "--step-times"),
+        (("--target", "llama-3.1-8b", "--gpu", "h200", "--tau-best", "5"), "--tau-best"),
+        (("step.json", "--target", "llama-3.1-8b", "--gpu", "h200"), "PROFILE"),
+        (("--target", "llama-3.1-8b", "--gpu", "h200", "--tau", "oracle"), "--tau"),
+        (
+            ("--target", "llama-3.1-8b", "--gpu", "h200", "--lattices", "lattice.safetensors",
+             "--rows", "8"),
+            "--lattices",
+        ),
+    ],
+)  # fmt: skip
+def test_options_that_would_be_ignored_are_refused(
+    words: tuple[str, ...], where: str, specpilot: Run, files: None
+) -> None:
+    done = specpilot("ceiling", *words)
+    assert done.returncode == 2
+    assert f"at {where}" in done.stderr
+    assert "hint: " in done.stderr
+
+
+def test_peaks_that_are_given_take_the_place_of_a_standing_gpu(
+    specpilot: Run, files: None, tmp_path: Path
+) -> None:
+    number = {"kind": "measured", "source": "a test"}
+    rates = {
+        "read_bytes_per_s": [{"value": 1e12, **number}],
+        "flops_per_s": {"bfloat16": [{"value": 1e14, **number}]},
+    }
+    (tmp_path / "peaks.json").write_text(json.dumps(rates))
+    given = ("--peaks", "peaks.json", "--json")
+    for words in (("step.json",), ("--target", "llama-3.1-8b")):
+        found = _results(specpilot("ceiling", *words, *given, SPECPILOT_GPU="h200"))
+        peaks = found["peaks"]["read_bytes_per_s"]["value"] if "peaks" in found else None
+        assert (peaks or found["read_bytes_per_s"]) == 1e12
+        both = specpilot("ceiling", *words, *given, "--gpu", "h200")
+        assert (both.returncode, both.stderr.splitlines()[0]) == (
+            2, "error: --gpu and --peaks exclude each other",
+        )  # fmt: skip
+
+
 def test_text_names_leader_next_step_and_keeps_brackets(specpilot: Run, files: None) -> None:
     done = specpilot("ceiling", "step.json", "--tau", "4", "--tau-best", "12")
     assert done.returncode == 0

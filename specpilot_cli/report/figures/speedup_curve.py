@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-StepTimeBasis = Literal["recorded", "interpolated", "extrapolated"]
+StepTimeBasis = Literal["recorded", "interpolated", "extrapolated", "floor"]
 _FILL: dict[StepTimeBasis, Literal["full", "left", "none"]] = {
     "recorded": "full",
     "interpolated": "left",
     "extrapolated": "none",
+    "floor": "none",
 }
 
 

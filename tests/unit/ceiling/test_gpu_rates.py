@@ -75,3 +75,11 @@ def test_architecture_memory_and_bandwidth_fit_each_other(name: str):
     # No board reads its memory in less than 15 ms or more than 90 ms.
     sweep_s = profile.memory_bytes.value / profile.peaks.bandwidth("datasheet").value
     assert 0.015 < sweep_s < 0.09
+
+
+def test_the_bandwidth_of_b200_is_the_one_that_its_bus_gives():
+    """NVIDIA prints 7.7 and a rounded 8 TB/s; drivers report 7,680 bits at 3,996 MHz."""
+    number = load_gpu("b200").peaks.bandwidth("datasheet")
+    assert number.value == pytest.approx(7680 / 8 * 3.996e9 * 2, rel=0.01)
+    assert "rounds to 8" in number.source
+    assert "7.7" in number.source

@@ -132,6 +132,12 @@ BAD: dict[str, tuple[str, Callable[[LatticeRecording], Any], str]] = {
     "logsumexp of less than the candidates": (
         "unary_logsumexp", lambda r: edited(r.unary_logsumexp, (6, 2), -9), "step 6: .*smaller"
     ),
+    "logsumexp that no vocabulary has": (
+        "unary_logsumexp", lambda r: edited(r.unary_logsumexp, (6, 2), 90), "step 6: larger"
+    ),
+    "prompt without tokens": (
+        "prompt_offsets", lambda r: np.array([0, 1, 1, 6]), "request `r1` has no prompt token"
+    ),
     "unknown request": (
         "step_request", lambda r: edited(r.step_request, 6, 3), "step 6: request 3 does not exist"
     ),

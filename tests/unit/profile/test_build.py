@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
 import statistics
 import tracemalloc
@@ -75,15 +77,36 @@ def test_plain_decoding_needs_no_block(traces: Path) -> None:
     assert (gemm.name, gemm.bytes) == ("target_gemm", pytest.approx(48.701e9, rel=1e-4))
 
 
-def test_several_files_are_one_profile(traces: Path) -> None:
+def _later(path: Path, folder: Path) -> Path:
+    """The same trace, taken a minute later."""
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    for event in document["traceEvents"]:
+        if "ts" in event:
+            event["ts"] += 60e6
+    found = folder / "later.trace.json"
+    found.write_text(json.dumps(document), encoding="utf-8")
+    return found
+
+
+def test_several_files_are_one_profile(traces: Path, tmp_path: Path) -> None:
     path = traces / "df8.trace.json.gz"
     one = profile_of_traces([path], QWEN)
-    two = profile_of_traces([path, path], QWEN)
+    two = profile_of_traces([path, _later(path, tmp_path)], QWEN)
     assert one.trace is not None
     assert two.trace is not None
     assert two.trace.steps_seen == 2 * one.trace.steps_seen
     assert two.t_prof_s == pytest.approx(one.t_prof_s, rel=1e-4)
     assert two.source_sha256 is None
+
+
+def test_the_same_trace_twice_is_refused_under_any_name(traces: Path, tmp_path: Path) -> None:
+    path = traces / "ar.trace.json.gz"
+    plain = tmp_path / "copy.trace.json"
+    plain.write_bytes(gzip.decompress(path.read_bytes()))
+    for twin in (path, plain):
+        with pytest.raises(InputError, match=r"the same trace twice: .*ar\.trace.*and") as caught:
+            profile_of_traces([path, twin], Deployment(target=QWEN.target))
+        assert str(twin) in str(caught.value)
 
 
 def test_a_block_that_nobody_states_is_asked_for(traces: Path) -> None:
@@ -239,14 +262,14 @@ def test_families(name: str, family: str) -> None:
 
 
 def test_values_that_no_profiler_writes_are_refused_or_skipped(make_trace: Make) -> None:
-    """Every field of a few events replaced by every kind of value, a thousand times over."""
+    """Every field of a few events replaced by every kind of value, 400 times over."""
     odd = (
         None, True, -1, 0, 1e400, 10**30, 1e17, "", "x", "\ud800", [], [1], {}, {"device": []},
         "kernel", "step[DECODE bs=0]", "step[DECODE bs=-3 g_sq=0]", f"step[DECODE bs={'9' * 5000}]",
     )  # fmt: skip
     rng = random.Random(3)
     answers: Counter[str] = Counter()
-    for _ in range(1000):
+    for _ in range(400):
         events: list[dict[str, Any]] = []
         for i in range(3):
             events.append({"ph": "X", "cat": "kernel", "name": "nvjet_x", "ts": 50.0 * i,
@@ -262,4 +285,4 @@ def test_values_that_no_profiler_writes_are_refused_or_skipped(make_trace: Make)
             answers["read"] += 1
         except InputError:
             answers["refused"] += 1
-    assert min(answers["read"], answers["refused"]) > 100
+    assert min(answers["read"], answers["refused"]) > 40

@@ -113,6 +113,17 @@ def test_a_tree_file_is_written_read_and_replayed_by_the_command(
         assert "trees of an EAGLE drafter, no lattices" in capsys.readouterr().err
 
 
+def test_recorded_trees_are_not_calibrated(
+    random_recording: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trees.safetensors"
+    write_trees(path, expanded(random_recording(6), 30))
+    assert entry.main(["replay", str(path), "--calibrate"]) == 2
+    told = capsys.readouterr().err
+    assert "at --calibrate" in told
+    assert "hint: leave --calibrate out" in told
+
+
 def changed(trees: TreeRecording, name: str, at: int, value: Any) -> TreeRecording:
     array = getattr(trees, name).copy()
     array[at] = value

@@ -13,7 +13,7 @@ from specpilot_cli.errors import InputError
 from specpilot_cli.replay.run import replay
 from specpilot_cli.schema.batch_times import BatchStepTimes
 from specpilot_cli.schema.lattice import LatticeRecording
-from specpilot_cli.simulate.batch import simulate_batches
+from specpilot_cli.simulate.batch import PREFILL_ROWS, simulate_batches
 from specpilot_cli.simulate.blocks import Acceptance, choose_blocks, share_nodes
 from specpilot_cli.simulate.costs import StepClock, StepLoad
 from specpilot_cli.simulate.policy import parse_policy
@@ -91,17 +91,65 @@ def test_automatic_blocks_stay_within_the_drafters_rows(recorded: Recorded, time
     assert found.tau > 0.9 * wide.tau
 
 
+_FLAT = ("rows", "rows", (1, 0.02), (128, 0.02), (129, 0.04), (256, 0.04))
+
+
 def test_prompts_join_only_where_that_is_cheaper(recorded: Recorded, make_times: MakeTimes):
-    recording = recorded()
-    flat = make_times(("rows", "rows", (1, 0.02), (128, 0.02), (129, 0.04), (256, 0.04)))
-    joint = run(recording, flat, "tree:nodes=4,block=16,admission=joint", 4)
-    apart = run(recording, flat, "tree:nodes=4,block=16", 4)
-    assert joint.joined_prompts > 4
+    recording, flat = recorded(), make_times(_FLAT)
+    joint = run(recording, flat, "tree:nodes=4,block=16,prefill-every=9,admission=joint", 4)
+    apart = run(recording, flat, "tree:nodes=4,block=16,prefill-every=9", 4)
+    assert joint.joined_prompts >= 4
     assert apart.joined_prompts == 0
     assert joint.seconds < apart.seconds
     assert joint.tau == apart.tau
     steep = make_times(("rows", "rows", (1, 0.01), (2, 0.02), (500, 5.0)))
-    assert run(recording, steep, "ar:admission=joint", 4).joined_prompts == 0
+    found = run(recording, steep, "ar:admission=joint,prefill-every=9", 4)
+    assert found.joined_prompts == 0
+    every = run(recording, steep, "ar:admission=every,prefill-every=9", 4)
+    assert every.joined_prompts > 4
+    assert every.seconds > found.seconds
+
+
+def test_a_prompt_joins_only_if_the_scheduler_would_hold_it(
+    recorded: Recorded, make_times: MakeTimes
+):
+    """§4.4: all 12 prompts fit in the pass of their step, so none of them is held back."""
+    recording, flat = recorded(), make_times(_FLAT)
+    assert np.diff(recording.prompt_offsets).sum() <= PREFILL_ROWS
+    joint = run(recording, flat, "tree:nodes=4,block=16,admission=joint", 4)
+    apart = run(recording, flat, "tree:nodes=4,block=16", 4)
+    assert (joint.joined_prompts, joint.seconds) == (0, apart.seconds)
+    every = run(recording, flat, "tree:nodes=4,block=16,admission=every", 4)
+    assert every.joined_prompts == 12 - 4  # the first four find nobody decoding
+
+
+def test_what_a_full_prefill_pass_leaves_over_is_held(recorded: Recorded, make_times: MakeTimes):
+    """Prompts of 300 rows: a pass holds one and a part of the next."""
+    recording = recorded()
+    prompts = np.arange(13, dtype=np.int64) * 300
+    long = replace(
+        recording, prompt_ids=np.zeros(prompts[-1], dtype=np.int32), prompt_offsets=prompts
+    )
+    flat = make_times(("rows", "rows", (1, 0.02), (4096, 0.02)))
+    joint = run(long, flat, "ar:admission=joint", 6)
+    assert joint.joined_prompts > 0
+    assert joint.seconds < run(long, flat, "ar", 6).seconds
+    # A prompt that a pass has begun, and one above 384 rows, stay with the passes.
+    assert run(long, flat, "ar:admission=joint", 2).joined_prompts == 0
+    over = replace(
+        long, prompt_ids=np.zeros(13 * 400, dtype=np.int32),
+        prompt_offsets=np.arange(13, dtype=np.int64) * 400,
+    )  # fmt: skip
+    assert run(over, flat, "ar:admission=joint", 6).joined_prompts == 0
+
+
+def test_prefill_passes_lie_apart_while_requests_decode(recorded: Recorded, make_times: MakeTimes):
+    """Nobody waits for ever: all tokens come out, later and in fewer passes."""
+    recording, flat = recorded(), make_times(_FLAT)
+    often, seldom = (run(recording, flat, f"ar:prefill-every={n}", 4) for n in (1, 40))
+    assert seldom.tokens == often.tokens
+    assert seldom.first_token_s > 2 * often.first_token_s
+    assert seldom.mean_requests < often.mean_requests
 
 
 def test_times_beyond_what_was_measured_are_named(recorded: Recorded, make_times: MakeTimes):
@@ -202,12 +250,21 @@ def test_running_acceptance_follows_recent_steps():
         ("shared:rows=64,block=auto", "needs draft-rows"),
         ("chain:block=8,block=9", "cannot read"),
         ("ar:admission=maybe", "admission `maybe`"),
+        ("ar:prefill-every=0", "no number"),
         ("chain:block=²", "no number"),
     ],
 )
 def test_policies_that_make_no_sense_are_refused(text: str, words: str):
     with pytest.raises(InputError, match=words):
         parse_policy(text)
+
+
+@pytest.mark.parametrize("text", ["chain", "tree", "tree:nodes=4", "shared:rows=8"])
+def test_the_example_of_a_hint_is_a_policy(text: str):
+    with pytest.raises(InputError) as caught:
+        parse_policy(text)
+    example = (caught.value.hint or "").split("`")[1]
+    assert parse_policy(example).mode == text.partition(":")[0]
 
 
 def test_recordings_that_cannot_answer_are_refused(recorded: Recorded, times: BatchStepTimes):

@@ -130,6 +130,7 @@ def test_plateaus_of_a_list_and_of_doctors_answer(
         (["tlv", "{lattice}", "--q-flags", "{flags}", "--times", "1,2,3"], "not five times"),
         (["tlv", "{lattice}", "--q-flags", "{flags}", "--times", "1,2,3,4,nan"], "not five times"),
         (["plateaus", "{times}"], "no timings by rows"),
+        (["batch", "{lattice}", "--step-times", "h200"], "of `replay` have another form"),
     ],
 )
 def test_bad_input_exits_2(

@@ -59,6 +59,7 @@ def test_the_next_measured_rows_bound_the_true_end():
     ("samples", "match"),
     [
         ([], "ascending"),
+        ([RowSamples(-8, (1.0,) * 3)], "ascending"),
         ([RowSamples(8, (1.0,) * 3), RowSamples(8, (1.0,) * 3)], "ascending"),
         ([RowSamples(8, (1.0, 1.0))], "measured 2 times"),
         ([RowSamples(8, (1.0, 0.0, 1.0))], "positive"),
