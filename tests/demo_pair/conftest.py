@@ -12,8 +12,9 @@ import pytest
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.process import ServerProcess
 from specpilot_cli.engines.reference.engine import ReferenceEngine
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.launch import serve_command
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.main import main
 from specpilot_cli.schema.prompts import Prompt

@@ -20,7 +20,8 @@ from specpilot_cli.ceiling.speedup import TauPoint, best_budget, speedup_at, spe
 from specpilot_cli.ceiling.step_times import load_step_times
 from specpilot_cli.convert_w12.plan import Outcome
 from specpilot_cli.engines.base import ForcedScores
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.faults import LogitFault
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.paired_bench.run import run_paired_bench
 from specpilot_cli.paired_bench.types import PairedBenchSettings, PairedBenchSummary
 from specpilot_cli.replay.intervals import Estimate
