@@ -42,6 +42,7 @@ class Question:
     max_new_tokens: int
     prompt_ids: tuple[int, ...] = ()
     text: str | None = None
+    ignore_eos: bool = False
 
 
 def is_url(source: str) -> bool:
@@ -140,6 +141,7 @@ def collect(
             question.prompt_ids,
             question.max_new_tokens,
             text=None if question.prompt_ids else question.text,
+            ignore_eos=question.ignore_eos,
         )
         for question in questions
     ]

@@ -180,9 +180,9 @@ class WrongIdFault(Fault):
 
 @dataclass(frozen=True, slots=True)
 class KvSlotFault(Fault):
-    """Keys and values land one slot too far once `after` tokens are cached.
+    """Keys land one slot too far once `after` tokens are cached; values land where they should.
 
-    Attention then misses the newest committed token, and reads one slot that is out of date.
+    Every key is then paired with the value of the token after it.
     """
 
     after: int = 1000
@@ -197,15 +197,15 @@ class KvSlotFault(Fault):
         path: list[int],
         tree: Tree | None,
     ) -> None:
-        """Commit, then move the new rows up by one slot."""
+        """Commit, then move the new keys up by one slot."""
         start = state.length
-        before = state.kv[:, :, start].clone()
+        before = state.kv[:, 0, start].clone()
         model.commit(state, out, segment, path)
         if start < self.after:
             return
         end = min(state.length + 1, state.capacity)
-        state.kv[:, :, start + 1 : end] = state.kv[:, :, start : end - 1].clone()
-        state.kv[:, :, start] = before
+        state.kv[:, 0, start + 1 : end] = state.kv[:, 0, start : end - 1].clone()
+        state.kv[:, 0, start] = before
 
 
 @dataclass(frozen=True, slots=True)
