@@ -9,10 +9,12 @@ of the reference engine on the demo pair; the scorer is that engine in this proc
 kept in WORK, so an interrupted measurement goes on where it stopped. Writes
 docs/measurements/token_force_demo.json. About an hour on two cores, and half of it on long outputs.
 
-The wrong-id fault strikes one token in 10,000, so its audits take 288,000 tokens. Which positions
-it strikes follows from prompt and seed alone: requests that it misses are answered by the recording
-of the same engine without it, the others (a tenth) live by the faulty server. Some that it misses
-are asked live too, to see that the answers are the recorded ones.
+Two faults need long outputs, and their systems are answered for in pieces. A KV slot that is off
+from token 1,000 on changes nothing before: the answer is the recording of the same engine without
+the fault up to shortly before that, and live from there. One wrong id in 10,000 takes 288,000
+tokens; which positions it strikes follows from prompt and seed alone, so a request that it misses
+is the recording, and the others (a tenth) are live from shortly before the first strike. Some that
+it misses are live from half-way, to see that they are the recorded ones.
 """
 
 from __future__ import annotations
@@ -56,10 +58,10 @@ from specpilot_cli.token_force.collect import Question, collect
 
 PAIR = Path("recipes/demo-cpu")
 OUTPUT = Path("docs/measurements/token_force_demo.json")
-PROMPTS_PER_KIND = 3  # in one run: 24 of eight kinds
+PROMPTS_PER_KIND = 3  # in one run: 24 of eight kinds, all of them for wrong ids
 SHORT, LONG = 112, 1200
 AT_ONCE, LONG_AT_ONCE = 8, 24
-LONG_PROMPTS = 16  # of a run's 24, for the fault that needs long outputs
+PROMPTS = 16  # of a run's 24, two of each kind, for all other systems
 CONTROLS = 4  # unstruck requests asked live in each wrong-id run
 WRONG_ID_RATE = 1e-4
 
@@ -189,13 +191,12 @@ def asked(
 
 
 def resumed(
-    client: HttpEngine, recorded: Sequence[OutputRecord], fault: KvSlotFault
+    client: HttpEngine, recorded: Sequence[OutputRecord], cuts: Sequence[int]
 ) -> list[OutputRecord]:
-    """Long answers of a system that errs from a cache slot on: recorded until shortly before it.
+    """Long answers of a system that errs from somewhere on: recorded tokens before each cut.
 
     The recording is of the same engine without the fault, which is the same engine up to there.
     """
-    cuts = [fault.after - len(record.prompt_ids) - 32 for record in recorded]
     questions = [
         Question(
             record.request_id,
@@ -275,14 +276,15 @@ def short_rows(bench: Bench, probe: HttpEngine, arms: Sequence[Arm]) -> Iterator
             for run, questions in enumerate(bench.questions):
                 base = stock[run]
                 if arm.long:
-                    base = long_stock(bench, probe, run)[:LONG_PROMPTS]
+                    base = long_stock(bench, probe, run)[:PROMPTS]
 
                 def ask(
                     arm: Arm = arm, base: Any = base, questions: Any = questions, live: Any = live
                 ) -> list[OutputRecord]:
                     if isinstance(arm.fault, KvSlotFault):
-                        return resumed(live(), base, arm.fault)
-                    return asked(live(), questions, n_tokens=SHORT, at_once=AT_ONCE)
+                        after = arm.fault.after - 32
+                        return resumed(live(), base, [after - len(r.prompt_ids) for r in base])
+                    return asked(live(), questions[:PROMPTS], n_tokens=SHORT, at_once=AT_ONCE)
 
                 settings = TokenForceSettings(
                     delta_nats=0.125 if arm.long else None,
@@ -308,19 +310,20 @@ def long_stock(bench: Bench, probe: HttpEngine, run: int) -> list[OutputRecord]:
 def wrong_id_rows(bench: Bench, probe: HttpEngine) -> Iterator[Row]:
     """One audit per seed of the fault, each over the long answers to every prompt."""
     stock = [record for run in range(bench.runs) for record in long_stock(bench, probe, run)]
-    questions = [question for part in bench.questions for question in part]
     for run in range(bench.runs):
         fault = WrongIdFault(WRONG_ID_RATE, seed=run)
-        struck = [q for q in questions if fault.armed(q.prompt_ids, LONG)]
-        missed = [q for q in questions if not fault.armed(q.prompt_ids, LONG)][run::50][:CONTROLS]
+        first = {r.request_id: next(iter(fault.armed(r.prompt_ids, LONG)), None) for r in stock}
+        struck = [record for record in stock if first[record.request_id] is not None]
+        missed = [r for r in stock if first[r.request_id] is None][run::50][:CONTROLS]
+        cuts = [max(0, (first[r.request_id] or 0) - 32) for r in struck] + [LONG // 2] * CONTROLS
+        asking = [*struck, *missed]
 
-        def ask(fault: Fault = fault, asking: Any = (*struck, *missed)) -> list[OutputRecord]:
+        def ask(fault: Fault = fault, asking: Any = asking, cuts: Any = cuts) -> list[OutputRecord]:
             with bench.server(CHAIN, fault) as client:
-                return asked(client, asking, n_tokens=LONG, at_once=LONG_AT_ONCE)
+                return resumed(client, asking, cuts)
 
         live = {record.request_id: record for record in bench.kept(WRONG_ID, run, ask)}
-        known = {record.request_id: record for record in stock}
-        same = sum(live[q.request_id].output_ids == known[q.request_id].output_ids for q in missed)
+        same = sum(live[record.request_id].output_ids == record.output_ids for record in missed)
         settings = TokenForceSettings(
             delta_nats=0.125, audit_limit=40, probe_offsets=(0, 4), seed=run
         )

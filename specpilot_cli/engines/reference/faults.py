@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from specpilot_kernels.trees import Tree
 
 
+_PROMPT_IDS = 16  # that tell one prompt from another
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """No fault: every hook leaves things as they are. Base of all others."""
@@ -150,7 +153,8 @@ class WrongIdFault(Fault):
     """One token in 1 / `rate` goes out as another id, and decoding continues from it.
 
     Only the last token of a step is changed (the one after the accepted drafts), so that each
-    wrong id is one wrong token and nothing after it.
+    wrong id is one wrong token and nothing after it. Which positions are struck follows from the
+    seed and the beginning of the prompt alone.
     """
 
     rate: float = 1e-4
@@ -162,8 +166,13 @@ class WrongIdFault(Fault):
             raise InputError(f"the rate of wrong ids must lie in (0, 1], got {self.rate}")
 
     def armed(self, prompt_ids: Sequence[int], limit: int) -> tuple[int, ...]:
-        """Output positions below `limit` whose step is struck, for one prompt."""
-        return _armed(self.rate, self.seed, _digest(prompt_ids), limit)
+        """Output positions below `limit` whose step is struck, for one prompt.
+
+        The same places in the text are struck where a prompt already holds part of the output.
+        """
+        n = len(prompt_ids)
+        struck = _armed(self.rate, self.seed, _digest(prompt_ids), n + limit)
+        return tuple(at - n for at in struck if at >= n)
 
     def emit(self, slot: Slot, new: list[int]) -> list[int]:
         """`new` with another last token if one of its positions is armed."""
@@ -172,7 +181,8 @@ class WrongIdFault(Fault):
         armed = self.armed(job.input_ids, job.max_new_tokens)
         if slot.finish_reason is not None or not any(start <= at < end for at in armed):
             return new
-        rng = np.random.default_rng((self.seed, _digest(job.input_ids), end))
+        at = len(job.input_ids) + end
+        rng = np.random.default_rng((self.seed, _digest(job.input_ids), at))
         never = {new[-1], *job.stop_ids}
         wrong = next(i for i in rng.integers(1, 256, size=64).tolist() if i not in never)
         return [*new[:-1], wrong]
@@ -226,11 +236,11 @@ class StaleStateFault(Fault):
         """Commit, with one rejected row behind the path in every recurrent layer."""
         from specpilot_cli.engines.reference.state import advanced
 
-        rejected = () if tree is None else np.flatnonzero(row_parents(tree) == path[-1])
         before = state.recurrent
         model.commit(state, out, segment, path)
-        if len(rejected):
-            rows = [out.offsets[segment] + row for row in (*path, int(rejected[0]))]
+        rejected = [] if tree is None else np.flatnonzero(row_parents(tree) == path[-1]).tolist()
+        if rejected:
+            rows = [out.offsets[segment] + row for row in (*path, rejected[0])]
             state.recurrent = advanced(before, out.record, rows)
 
 
@@ -308,8 +318,9 @@ def _keys(kind: type[Fault]) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
-def _digest(ids: Sequence[int]) -> int:
-    return zlib.crc32(np.asarray(ids, dtype=np.int64).tobytes())
+def _digest(prompt_ids: Sequence[int]) -> int:
+    beginning = np.asarray(prompt_ids[:_PROMPT_IDS], dtype=np.int64)
+    return zlib.crc32(beginning.tobytes())
 
 
 @lru_cache(maxsize=4096)
