@@ -16,7 +16,7 @@ from specpilot_cli.token_force.collect import Generator, Question, request_of
 from specpilot_cli.token_force.scorer import Scorer
 from specpilot_cli.token_force.threshold import CAP_NATS, first_departure
 
-_QUESTIONS = 8
+QUESTIONS = 8
 _TOKENS = 24
 
 
@@ -28,7 +28,7 @@ def check_greedy(
     """
     requests: list[GenerateRequest] = [
         request_of(question, max_new_tokens=min(_TOKENS, question.max_new_tokens))
-        for question in questions[:_QUESTIONS]
+        for question in questions[:QUESTIONS]
     ]
     first, second = (engine.generate_many(requests, concurrency=1) for _ in range(2))
     for one, other in zip(first, second, strict=True):

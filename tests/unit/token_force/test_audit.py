@@ -86,8 +86,12 @@ class Stock:
 def explain(*, scorer=None, probe=None, records=(), event=EVENT, at_once=1, **settings):
     means = AuditMeans(scorer or FixedScorer(), tuple({"r": r} for r in records), probe)
     (done,) = audit(
-        [event], {"r": record()}, means, LIMIT,
-        TokenForceSettings(probe_concurrency=at_once, **settings), label="events",
+        [event],
+        {"r": record()},
+        means,
+        LIMIT,
+        TokenForceSettings(probe_concurrency=at_once, **settings),
+        label="events",
     )
     return done.explanation
 
