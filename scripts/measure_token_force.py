@@ -7,7 +7,7 @@
 Every run audits every system below on prompts that no other run uses. Systems and stock are servers
 of the reference engine on the demo pair; the scorer is that engine in this process. Answers are
 kept in WORK, so an interrupted measurement goes on where it stopped. Writes
-docs/measurements/token_force_demo.json. About an hour on two cores, and half of it on long outputs.
+docs/measurements/token_force_demo.json and its table in docs/token-force.md. About an hour on two cores, and half of it on long outputs.
 
 Two faults need long outputs, and their systems are answered for in pieces. A KV slot that is off
 from token 1,000 on changes nothing before: the answer is the recording of the same engine without
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from doc_marks import between_marks
 
 from specpilot_cli.engines.base import ForcedScores
 from specpilot_cli.engines.http_client import HttpEngine
@@ -58,6 +59,7 @@ from specpilot_cli.token_force.collect import Question, collect
 
 PAIR = Path("recipes/demo-cpu")
 OUTPUT = Path("docs/measurements/token_force_demo.json")
+PAGE = Path("docs/token-force.md")
 PROMPTS_PER_KIND = 3  # in one run: 24 of eight kinds, all of them for wrong ids
 SHORT, LONG = 112, 1200
 AT_ONCE, LONG_AT_ONCE = 8, 24
@@ -389,6 +391,10 @@ def main() -> None:
     results = {"runs": options.runs, "as_expected": _all_right(rows), "audits": rows}
     document = render_json(build_envelope("measure_token_force", results))
     atomic_write_text(options.output, document, force=True)
+    if options.output == OUTPUT:
+        page = PAGE.read_text(encoding="utf-8")
+        marked = between_marks(page, "token-force", table(rows), word="measured")
+        atomic_write_text(PAGE, marked, force=True)
     print(table(rows))
     raise SystemExit(0 if _all_right(rows) else 1)
 
