@@ -7,7 +7,8 @@
 Every run audits every system below on prompts that no other run uses. Systems and stock are servers
 of the reference engine on the demo pair; the scorer is that engine in this process. Answers are
 kept in WORK, so an interrupted measurement goes on where it stopped. Writes
-docs/measurements/token_force_demo.json and its table in docs/token-force.md. About an hour on two cores, and half of it on long outputs.
+docs/measurements/token_force_demo.json and its table in docs/token-force.md. About an hour on two
+cores, and half of it on long outputs.
 
 Two faults need long outputs, and their systems are answered for in pieces. A KV slot that is off
 from token 1,000 on changes nothing before: the answer is the recording of the same engine without
