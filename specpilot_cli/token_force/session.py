@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specpilot_cli.engines.http_client import HttpEngine
+from specpilot_cli.engines.openai_client import OpenAiEngine, is_openai
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.jsonl import write_jsonl
 from specpilot_cli.io.tokenizer_file import TokenizerFile
@@ -44,6 +45,7 @@ _STALL_LIMIT_S = 120.0
 
 # What a server says about itself that a reader of the result needs.
 _RECORDED_INFO = (
+    "api",
     "version",
     "model_path",
     "dtype",
@@ -56,6 +58,7 @@ _RECORDED_INFO = (
     "enable_deterministic_inference",
     "specpilot",
 )
+Engine = HttpEngine | OpenAiEngine
 Engines = dict[str, Any]
 
 
@@ -124,7 +127,7 @@ class _Session:
     questions: list[Question] = field(default_factory=list)
     text: TokenizerFile | None = None
     _scorer: Scorer | None = None
-    _engines: dict[str, HttpEngine] = field(default_factory=dict)
+    _engines: dict[str, Engine] = field(default_factory=dict)
 
     @property
     def scorer(self) -> Scorer:
@@ -150,16 +153,16 @@ class _Session:
             self.text = _tokenizer_beside(found["scorer"].get("model_path"))
         return found
 
-    def engine(self, url: str) -> HttpEngine:
+    def engine(self, url: str) -> Engine:
         """The one client of a URL; roles may share a server."""
         if url not in self._engines:
             timeout_s = self.sources.timeout_s
+            name = f"{self.sources.roles(url)} server"
             self._engines[url] = self.stack.enter_context(
-                HttpEngine(
-                    url,
-                    timeout_s,
-                    stall_timeout_s=min(_STALL_LIMIT_S, timeout_s),
-                    name=f"{self.sources.roles(url)} server",
+                OpenAiEngine(url, timeout_s, name=name)
+                if is_openai(url)
+                else HttpEngine(
+                    url, timeout_s, stall_timeout_s=min(_STALL_LIMIT_S, timeout_s), name=name
                 )
             )
         return self._engines[url]
