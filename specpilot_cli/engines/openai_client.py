@@ -57,6 +57,10 @@ class OpenAiEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and the event loop."""
         self._runner.run(self._client.aclose())
         self._runner.close()
 

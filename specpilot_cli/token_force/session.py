@@ -156,15 +156,15 @@ class _Session:
     def engine(self, url: str) -> Engine:
         """The one client of a URL; roles may share a server."""
         if url not in self._engines:
-            timeout_s = self.sources.timeout_s
-            name = f"{self.sources.roles(url)} server"
-            self._engines[url] = self.stack.enter_context(
-                OpenAiEngine(url, timeout_s, name=name)
-                if is_openai(url)
-                else HttpEngine(
-                    url, timeout_s, stall_timeout_s=min(_STALL_LIMIT_S, timeout_s), name=name
-                )
-            )
+            timeout_s, name = self.sources.timeout_s, f"{self.sources.roles(url)} server"
+            engine: Engine
+            if is_openai(url):
+                engine = OpenAiEngine(url, timeout_s, name=name)
+            else:
+                stall_s = min(_STALL_LIMIT_S, timeout_s)
+                engine = HttpEngine(url, timeout_s, stall_timeout_s=stall_s, name=name)
+            self.stack.callback(engine.close)
+            self._engines[url] = engine
         return self._engines[url]
 
     def _load(self) -> None:
