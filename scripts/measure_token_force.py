@@ -164,7 +164,7 @@ class Bench:
             port=port,
             fault=fault,
         )
-        log = self.work / "server.log"
+        log = self.work / f"server-{port}.log"
         with (
             ServerProcess(command, port=port, name="server", log_path=log) as process,
             HttpEngine(process.base_url, 3600.0, stall_timeout_s=600.0) as client,

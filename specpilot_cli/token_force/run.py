@@ -17,7 +17,7 @@ from specpilot_cli.token_force.audit import (
     sample_events,
 )
 from specpilot_cli.token_force.config import TokenForceSettings
-from specpilot_cli.token_force.coverage import Coverage, concurrency_warning, coverage
+from specpilot_cli.token_force.coverage import Coverage, coverage
 from specpilot_cli.token_force.power import detectable_event_rate, detectable_rate_difference
 from specpilot_cli.token_force.result import EventInContext, TokenForceResult
 from specpilot_cli.token_force.rules import (
@@ -80,12 +80,7 @@ def run_token_force(
     _check_size(len(paired_stock), settings)
     if threshold is None:
         threshold = _threshold(stock_outputs, ar_outputs, scorer, settings, reporter)
-    batch = concurrency_warning(coverage(system_outputs), coverage(paired_stock))
-    warnings = [
-        *threshold.warnings,
-        *_ending_warnings(system_outputs, paired_stock),
-        *([] if batch is None else [batch]),
-    ]
+    warnings = [*threshold.warnings, *_ending_warnings(system_outputs, paired_stock)]
     for warning in warnings:
         reporter.warn(warning)
     scored = _Scored(

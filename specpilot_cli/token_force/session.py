@@ -10,7 +10,7 @@ from typing import Any
 
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.openai_client import OpenAiEngine, is_openai
-from specpilot_cli.errors import InputError
+from specpilot_cli.errors import InputError, SpecPilotError
 from specpilot_cli.io.jsonl import write_jsonl
 from specpilot_cli.io.tokenizer_file import TokenizerFile
 from specpilot_cli.schema.outputs import OutputRecord
@@ -32,6 +32,7 @@ from specpilot_cli.token_force.collect import (
     with_known_ids,
 )
 from specpilot_cli.token_force.config import TokenForceSettings
+from specpilot_cli.token_force.coverage import concurrency_warning
 from specpilot_cli.token_force.greedy import check_greedy
 from specpilot_cli.token_force.result import TokenForceResult
 from specpilot_cli.token_force.run import run_token_force
@@ -93,7 +94,7 @@ def run_session(
             text=run.text,
             reporter=reporter,
         )
-        result = run.with_accuracy(result, answers)
+        result = run.with_batches_compared(run.with_accuracy(result, answers))
     return result, engines
 
 
@@ -289,10 +290,24 @@ class _Session:
         found = accuracy_change(answers["system"], answers["stock"], right, self.text)
         return replace(result, accuracy=found)
 
+    def with_batches_compared(self, result: TokenForceResult) -> TokenForceResult:
+        """The result, with a warning where recorded answers were made in batches of another size.
+
+        Answers asked now all have the same concurrency.
+        """
+        warning = concurrency_warning(*result.coverage)
+        if warning is None or {"system", "stock"} <= set(self.sources.live()):
+            return result
+        self.reporter.warn(warning)
+        return replace(result, warnings=(*result.warnings, warning))
+
 
 def _tokenizer_beside(model_path: Any) -> TokenizerFile | None:
     """The tokenizer of a model folder on this machine, to show events as text; never encodes."""
     folder = Path(model_path) if isinstance(model_path, str) else None
     if folder is None or not (folder / "tokenizer.json").is_file():
         return None
-    return TokenizerFile(folder)
+    try:
+        return TokenizerFile(folder)
+    except SpecPilotError:
+        return None  # ids are shown instead

@@ -79,12 +79,10 @@ def test_low_precision_rounds_to_nearest_and_spares_prefill(pair: Any) -> None:
     assert torch.equal(engine.model.layers[0].mlp.gate_proj.weight, weight)
 
 
-@pytest.mark.parametrize("fault", [PrecisionFault(1), TemperatureFault(5.0, 1)])
-def test_the_first_token_comes_from_prefill(pair: Any, requests_of: Requests, fault: Fault) -> None:
-    clean, faulty = (outputs(pair, f, requests_of(3)) for f in (None, fault))
+def test_low_precision_spares_the_token_of_prefill(pair: Any, requests_of: Requests) -> None:
+    clean, faulty = (outputs(pair, f, requests_of(3)) for f in (None, PrecisionFault(1)))
     assert clean != faulty
-    if isinstance(fault, PrecisionFault):
-        assert [ids[0] for ids in clean] == [ids[0] for ids in faulty]
+    assert [ids[0] for ids in clean] == [ids[0] for ids in faulty]
 
 
 def test_each_wrong_id_is_one_token_after_which_decoding_goes_on(
