@@ -21,200 +21,46 @@ it misses are live from half-way, to see that they are the recorded ones.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from doc_marks import between_marks
-
-from specpilot_cli.engines.base import ForcedScores
-from specpilot_cli.engines.http_client import HttpEngine
-from specpilot_cli.engines.process import ServerProcess, bind_port
-from specpilot_cli.engines.reference.engine import ReferenceEngine
-from specpilot_cli.engines.reference.faults import (
-    Fault,
-    KvSlotFault,
-    LogitFault,
-    PrecisionFault,
-    StaleStateFault,
-    TemperatureFault,
-    WrongIdFault,
+from token_force_demo.bench import (
+    ARMS,
+    AT_ONCE,
+    CHAIN,
+    CONTROLS,
+    LONG,
+    LONG_AT_ONCE,
+    PROMPTS,
+    SHORT,
+    WRONG_ID,
+    WRONG_ID_RATE,
+    Arm,
+    Bench,
+    LazyServer,
+    asked,
+    resumed,
 )
-from specpilot_cli.engines.reference.launch import serve_command
-from specpilot_cli.engines.reference.local import LocalScorer
+
+from specpilot_cli.engines.http_client import HttpEngine
+from specpilot_cli.engines.reference.engine import ReferenceEngine
+from specpilot_cli.engines.reference.faults import Fault, KvSlotFault, WrongIdFault
 from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.io.atomic import atomic_write_text
-from specpilot_cli.io.jsonl import read_jsonl, write_jsonl
-from specpilot_cli.io.prompts_file import read_prompts
-from specpilot_cli.main import main as specpilot
 from specpilot_cli.report.json_out import build_envelope, render_json
 from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.token_force import TokenForceResult, TokenForceSettings, run_token_force
-from specpilot_cli.token_force.collect import Question, collect
+from specpilot_cli.token_force.collect import Question
 
-PAIR = Path("recipes/demo-cpu")
 OUTPUT = Path("docs/measurements/token_force_demo.json")
 PAGE = Path("docs/token-force.md")
-PROMPTS_PER_KIND = 3  # in one run: 24 of eight kinds, all of them for wrong ids
-SHORT, LONG = 112, 1200
-AT_ONCE, LONG_AT_ONCE = 8, 24
-PROMPTS = 16  # of a run's 24, two of each kind, for all other systems
-CONTROLS = 4  # unstruck requests asked live in each wrong-id run
-WRONG_ID_RATE = 1e-4
-
-CHAIN = SpecConfig("chain", 8)
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One system under audit; `long` asks for 1,200 tokens where others are asked for 112."""
-
-    name: str
-    expected: Literal["accept", "reject"]
-    spec: SpecConfig
-    fault: Fault | None = None
-    w12: bool = False
-    long: bool = False
-
-
-def tree(nodes: int) -> SpecConfig:
-    """A best-first tree on a block of 16."""
-    return SpecConfig("tree", 16, nodes)
-
-
-ARMS = (
-    Arm("tree of 8", "accept", tree(8)),
-    Arm("tree of 16", "accept", tree(16)),
-    Arm("tree of 32", "accept", tree(32)),
-    Arm("W12, chain of 8", "accept", CHAIN, w12=True),
-    Arm("W12, tree of 16", "accept", tree(16), w12=True),
-    Arm("+2 on every 7th id from token 48", "reject", tree(16), LogitFault(48)),
-    Arm("low-precision verify pass", "reject", tree(16), PrecisionFault()),
-    Arm("stale recurrent state", "reject", tree(16), StaleStateFault()),
-    Arm("temperature at 8 requests", "reject", tree(16), TemperatureFault()),
-    Arm("KV slot off by one from token 1,000", "reject", CHAIN, KvSlotFault(), long=True),
-)
-WRONG_ID = "one wrong id in 10,000"
-
-
-@dataclass
-class CachedScorer:
-    """A scorer that remembers: stock's answers and unstruck requests are scored once."""
-
-    inner: LocalScorer
-    folder: Path
-    known: dict[str, ForcedScores] = field(default_factory=dict)
-
-    def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
-        """Score the tokens `input_ids[start:]`."""
-        key = hashlib.sha256(np.array([start, *input_ids], dtype=np.int64).tobytes()).hexdigest()
-        if key not in self.known:
-            path = self.folder / key[:2] / f"{key}.npy"
-            if not path.exists():
-                found = self.inner.score(input_ids, start)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                parts = (found.token_logprobs, found.argmax_ids, found.argmax_logprobs)
-                np.save(path, np.stack([part.astype(np.float64) for part in parts]))
-            own, ids, best = np.load(path)
-            self.known[key] = ForcedScores(own, ids.astype(np.int64), best)
-        return self.known[key]
-
-
-@dataclass
-class Bench:
-    """Prompts of every run, where answers are kept, the scorer, and the weights in W12."""
-
-    work: Path
-    runs: int
-
-    def __post_init__(self) -> None:
-        self.engine = ReferenceEngine(PAIR / "target", None)
-        self.scorer = CachedScorer(LocalScorer(self.engine), self.work / "scores")
-        self.w12 = self.work / "w12-target"
-        if not self.w12.exists():
-            specpilot(["convert-w12", str(PAIR / "target"), "-o", str(self.w12), "--quiet"])
-        by_kind: dict[str, list[Question]] = {}
-        for name in ("unseen", "dev"):
-            for prompt in read_prompts(PAIR / "prompts" / f"{name}.jsonl"):
-                ids = self.engine.encode(prompt.text)
-                question = Question(prompt.request_id, prompt.benchmark, SHORT, prompt_ids=ids)
-                by_kind.setdefault(prompt.benchmark, []).append(question)
-        turns = [question for turn in zip(*by_kind.values(), strict=True) for question in turn]
-        size = PROMPTS_PER_KIND * len(by_kind)
-        self.questions = [turns[run * size : (run + 1) * size] for run in range(self.runs)]
-
-    @contextmanager
-    def server(
-        self, spec: SpecConfig, fault: Fault | None = None, *, w12: bool = False
-    ) -> Iterator[HttpEngine]:
-        """A live server and its client."""
-        with bind_port(0) as bound:
-            port = int(bound.getsockname()[1])
-        command = serve_command(
-            self.w12 if w12 else PAIR / "target",
-            None if spec.mode == "ar" else PAIR / "drafter",
-            spec,
-            port=port,
-            fault=fault,
-        )
-        log = self.work / f"server-{port}.log"
-        with (
-            ServerProcess(command, port=port, name="server", log_path=log) as process,
-            HttpEngine(process.base_url, 3600.0, stall_timeout_s=600.0) as client,
-        ):
-            yield client
-
-    def kept(
-        self, name: str, run: int, ask: Callable[[], list[OutputRecord]]
-    ) -> list[OutputRecord]:
-        """The answers of one system in one run: those kept, or else asked now."""
-        path = self.work / "answers" / name.replace(" ", "-").replace(",", "") / f"{run}.jsonl"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_jsonl(path, ask())
-        return read_jsonl(path, OutputRecord)
-
-
-def asked(
-    client: HttpEngine, questions: Sequence[Question], *, n_tokens: int, at_once: int
-) -> list[OutputRecord]:
-    """Live answers; long ones go on where the model would stop."""
-    longer = [
-        Question(q.request_id, q.benchmark, n_tokens, q.prompt_ids, ignore_eos=n_tokens > SHORT)
-        for q in questions
-    ]
-    return collect(client, longer, concurrency=at_once, label="server")
-
-
-def resumed(
-    client: HttpEngine, recorded: Sequence[OutputRecord], cuts: Sequence[int]
-) -> list[OutputRecord]:
-    """Long answers of a system that errs from somewhere on: recorded tokens before each cut.
-
-    The recording is of the same engine without the fault, which is the same engine up to there.
-    """
-    questions = [
-        Question(
-            record.request_id,
-            record.benchmark,
-            LONG - cut,
-            (*record.prompt_ids, *record.output_ids[:cut]),
-            ignore_eos=True,
-        )
-        for record, cut in zip(recorded, cuts, strict=True)
-    ]
-    tails = collect(client, questions, concurrency=LONG_AT_ONCE, label="server")
-    return [
-        record.model_copy(update={"output_ids": (*record.output_ids[:cut], *tail.output_ids)})
-        for record, cut, tail in zip(recorded, cuts, tails, strict=True)
-    ]
 
 
 def audited(
@@ -258,47 +104,43 @@ def row_of(name: str, expected: str, run: int, result: TokenForceResult, audit_s
 
 def short_rows(bench: Bench, probe: HttpEngine, arms: Sequence[Arm]) -> Iterator[Row]:
     """Every arm in every run, one server per arm."""
-    stock, ar = {}, {}
-    with bench.server(SpecConfig()) as plain:
+    stock, ar = [], []
+    with LazyServer(bench, SpecConfig()) as plain:
         for run, questions in enumerate(bench.questions):
-            ar[run] = bench.kept(
-                "ar", run, lambda q=questions: asked(plain, q, n_tokens=SHORT, at_once=AT_ONCE)
-            )
-            stock[run] = bench.kept(
-                "stock", run, lambda q=questions: asked(probe, q, n_tokens=SHORT, at_once=AT_ONCE)
-            )
+
+            def ask_plain(questions: Sequence[Question] = questions) -> list[OutputRecord]:
+                return asked(plain.client, questions, n_tokens=SHORT, at_once=AT_ONCE)
+
+            def ask_stock(questions: Sequence[Question] = questions) -> list[OutputRecord]:
+                return asked(probe, questions, n_tokens=SHORT, at_once=AT_ONCE)
+
+            ar.append(bench.kept("ar", run, ask_plain))
+            stock.append(bench.kept("stock", run, ask_stock))
     for arm in arms:
-        with ExitStack() as stack:
-            client: list[HttpEngine] = []
-
-            def live(arm: Arm = arm, stack: ExitStack = stack, c: Any = client) -> HttpEngine:
-                if not c:
-                    c.append(stack.enter_context(bench.server(arm.spec, arm.fault, w12=arm.w12)))
-                return c[0]  # started at the first answer that is not kept
-
-            for run, questions in enumerate(bench.questions):
-                base = stock[run]
-                if arm.long:
-                    base = long_stock(bench, probe, run)[:PROMPTS]
-
-                def ask(
-                    arm: Arm = arm, base: Any = base, questions: Any = questions, live: Any = live
-                ) -> list[OutputRecord]:
-                    if isinstance(arm.fault, KvSlotFault):
-                        after = arm.fault.after - 32
-                        return resumed(live(), base, [after - len(r.prompt_ids) for r in base])
-                    return asked(live(), questions[:PROMPTS], n_tokens=SHORT, at_once=AT_ONCE)
-
+        with LazyServer(bench, arm.spec, arm.fault, w12=arm.w12) as server:
+            for run in range(bench.runs):
+                base = long_stock(bench, probe, run)[:PROMPTS] if arm.long else stock[run]
+                answers = bench.kept(
+                    arm.name, run, partial(_arm_answers, arm, server, bench.questions[run], base)
+                )
                 settings = TokenForceSettings(
                     delta_nats=0.125 if arm.long else None,
                     audit_limit=24,
                     probe_offsets=(0, 4),
                     seed=run,
                 )
-                answers = bench.kept(arm.name, run, ask)
                 plain_answers = None if arm.long else ar[run]
                 result, audit_s = audited(bench, probe, answers, base, plain_answers, settings)
                 yield row_of(arm.name, arm.expected, run, result, audit_s)
+
+
+def _arm_answers(
+    arm: Arm, server: LazyServer, questions: Sequence[Question], base: Sequence[OutputRecord]
+) -> list[OutputRecord]:
+    if isinstance(arm.fault, KvSlotFault):
+        cuts = [arm.fault.after - 32 - len(record.prompt_ids) for record in base]
+        return resumed(server.client, base, cuts)
+    return asked(server.client, questions[:PROMPTS], n_tokens=SHORT, at_once=AT_ONCE)
 
 
 def long_stock(bench: Bench, probe: HttpEngine, run: int) -> list[OutputRecord]:
@@ -318,7 +160,7 @@ def wrong_id_rows(bench: Bench, probe: HttpEngine) -> Iterator[Row]:
         first = {r.request_id: next(iter(fault.armed(r.prompt_ids, LONG)), None) for r in stock}
         struck = [record for record in stock if first[record.request_id] is not None]
         missed = [r for r in stock if first[r.request_id] is None][run::50][:CONTROLS]
-        cuts = [max(0, (first[r.request_id] or 0) - 32) for r in struck] + [LONG // 2] * CONTROLS
+        cuts = [max(0, (first[r.request_id] or 0) - 32) for r in struck] + [LONG // 2] * len(missed)
         asking = [*struck, *missed]
 
         def ask(fault: Fault = fault, asking: Any = asking, cuts: Any = cuts) -> list[OutputRecord]:

@@ -121,30 +121,30 @@ def token_force(
 
         specpilot token-force --system URL --stock URL --scorer URL --ar URL --prompts dev.jsonl
 
-        specpilot token-force --system tuned.jsonl --stock stock.jsonl --scorer URL --ar ar.jsonl
-
-        specpilot token-force --calibrate --stock URL --ar URL --scorer URL --prompts dev.jsonl \
-          -o delta.json
+        specpilot token-force --calibrate --stock URL --ar URL --scorer URL --prompts P -o delta.json
 
         specpilot token-force --system URL --stock stock.jsonl --probe URL \
           --scorer transformers:target/ --delta delta.json -o audit.html
     """
-    from specpilot_cli.token_force.calibration import delta_option
-    from specpilot_cli.token_force.sources import Sources
+    from specpilot_cli.token_force.sources import Sources, delta_option
 
-    options.check_output(output, force, *(() if calibrate else (".html",)))
-    given = None if delta is None else delta_option(delta)
     sources = Sources(
-        system, stock, scorer, ar, probe, given, calibrate, prompts, tokenizer, limit,
+        system, stock, scorer, ar, probe, delta_option(delta), calibrate, prompts, tokenizer, limit,
         max_new_tokens, ignore_eos, concurrency, timeout, save_outputs, overwrite=force,
     )  # fmt: skip
-    answers = options.answer_files(save_outputs, sources.live(), force=force)
-    options.check_not_input({"-o": output, **answers}, (*sources.files(), tokenizer))
-    settings = _settings(given, strata, split, audit_limit, concurrency, seed)
-    run = _calibrate if calibrate else _judge
-    envelope, text, writers = run(sources, settings, quiet)
+    _check_outputs(sources, output)
+    settings = _settings(sources.delta, strata, split, audit_limit, concurrency, seed)
+    envelope, text, writers = (_calibrate if calibrate else _judge)(sources, settings, quiet)
     options.finish(envelope, as_json=as_json, output=output, force=force, exit_zero=exit_zero,
                    text=text, writers=writers)  # fmt: skip
+
+
+def _check_outputs(sources: Sources, output: Path | None) -> None:
+    """Refuse files that could not be written, before any work is done."""
+    force = sources.overwrite
+    options.check_output(output, force, *(() if sources.calibrate else (".html",)))
+    answers = options.answer_files(sources.save_outputs, sources.live(), force=force)
+    options.check_not_input({"-o": output, **answers}, (*sources.files(), sources.tokenizer))
 
 
 def _settings(

@@ -121,14 +121,6 @@ def read_calibration(path: Path) -> tuple[Threshold, Mapping[str, Any]]:
     return threshold, engines if isinstance(engines, dict) else {}
 
 
-def delta_option(text: str) -> float | Path:
-    """What `--delta` holds: nats, or the path of a calibration."""
-    try:
-        return float(text)
-    except ValueError:
-        return Path(text)
-
-
 def stranger_warnings(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between the engines of a calibration and those of this run."""
     found = []

@@ -14,6 +14,16 @@ Role = Literal["system", "stock", "ar"]
 ROLES: tuple[Role, ...] = ("system", "stock", "ar")
 
 
+def delta_option(text: str | None) -> float | Path | None:
+    """What `--delta` holds: nats, or the path of a calibration."""
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return Path(text)
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """URLs, files and limits of one run.

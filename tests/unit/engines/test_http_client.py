@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import AsyncHttpEngine, HttpEngine
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
@@ -197,23 +196,6 @@ def broken_streams():
             "server counted 99",
         ),
     }
-
-
-def test_a_server_without_token_ids_is_refused(make_server):
-    no_ids = chunk(IDS, 6, finish=LENGTH)
-    del no_ids["output_ids"]
-    with pytest.raises(MachineError, match="reports no token ids") as caught:
-        ask(make_server(streams([no_ids])))
-    assert caught.value.exit_code == 3
-    assert "r-1" in str(caught.value)
-
-
-def test_a_request_leaves_nothing_to_the_servers_defaults(make_server):
-    server = make_server(streams(CUMULATIVE))
-    ask(server)
-    params = server.seen[0]["sampling_params"]
-    assert params == {**wire.GREEDY, "max_new_tokens": 6}
-    assert (params["temperature"], params["top_k"], params["repetition_penalty"]) == (0, 1, 1.0)
 
 
 @pytest.mark.parametrize("name", broken_streams())

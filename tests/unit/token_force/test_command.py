@@ -44,6 +44,7 @@ def test_saved_answers_give_the_same_result_without_the_servers(servers, prompts
         *flags(servers, "faulty"), "--prompts", prompts, "--save-outputs", saved, "--json",
         cwd=tmp_path,
     )  # fmt: skip
+    assert live.returncode == 1, live.stderr
     assert sorted(path.name for path in saved.iterdir()) == [
         "ar.jsonl",
         "stock.jsonl",

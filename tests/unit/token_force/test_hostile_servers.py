@@ -80,10 +80,11 @@ KINDS = ["wrong json", "http 500", "early close", "wrong count", "slow trickle"]
 )
 def test_a_hostile_server_never_gets_a_verdict(servers, prompts, tmp_path, role, kind):
     servers[role].script = hostile(kind, servers[role].script)
-    done = run(
-        *flags(servers, "lossless"), "--prompts", prompts, "--timeout", "2", "--json", cwd=tmp_path
-    )
-    assert done.returncode == 4, done.stderr
+    # The limit ends the trickle; on a loaded machine it may end another request before.
+    trickles = kind == "slow trickle"
+    args = [*flags(servers, "lossless"), "--prompts", prompts, "--json"]
+    done = run(*args, "--timeout", "3" if trickles else "120", cwd=tmp_path)
+    assert done.returncode in ((3, 4) if trickles else (4,)), done.stderr
     assert done.stdout == ""
     assert "hint:" in done.stderr
     assert "Traceback" not in done.stderr
