@@ -121,7 +121,7 @@ def token_force(
 
         specpilot token-force --system URL --stock URL --scorer URL --ar URL --prompts dev.jsonl
 
-        specpilot token-force --calibrate --stock URL --ar URL --scorer URL --prompts P -o delta.json
+        specpilot token-force --calibrate --stock URL --ar URL --scorer URL --prompts P -o d.json
 
         specpilot token-force --system URL --stock stock.jsonl --probe URL \
           --scorer transformers:target/ --delta delta.json -o audit.html
