@@ -5,8 +5,8 @@
     python scripts/measure_token_force.py --table     # only print the table of the last run
 
 Every run audits every system below on prompts that no other run uses. Systems and stock are servers
-of the reference engine on the demo pair; the scorer is that engine in this process. Answers are
-kept in WORK, so an interrupted measurement goes on where it stopped. Writes
+of the reference engine on the demo pair; the scorer is that engine in this process. Answers and
+audits are kept in WORK, so an interrupted measurement goes on where it stopped. Writes
 docs/measurements/token_force_demo.json and its table in docs/token-force.md. About an hour on two
 cores, and half of it on long outputs.
 
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from doc_marks import between_marks
 from token_force_demo.bench import (
@@ -44,13 +43,14 @@ from token_force_demo.bench import (
     Arm,
     Bench,
     LazyServer,
+    Row,
     asked,
     resumed,
 )
 
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.reference.engine import ReferenceEngine
-from specpilot_cli.engines.reference.faults import Fault, KvSlotFault, WrongIdFault
+from specpilot_cli.engines.reference.faults import KvSlotFault, WrongIdFault
 from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.io.atomic import atomic_write_text
 from specpilot_cli.report.json_out import build_envelope, render_json
@@ -60,7 +60,6 @@ from specpilot_cli.token_force.collect import Question
 
 OUTPUT = Path("docs/measurements/token_force_demo.json")
 PAGE = Path("docs/token-force.md")
-Row = dict[str, Any]
 
 
 def audited(
@@ -120,18 +119,28 @@ def short_rows(bench: Bench, probe: HttpEngine, arms: Sequence[Arm]) -> Iterator
         with LazyServer(bench, arm.spec, arm.fault, w12=arm.w12) as server:
             for run in range(bench.runs):
                 base = long_stock(bench, probe, run)[:PROMPTS] if arm.long else stock[run]
-                answers = bench.kept(
-                    arm.name, run, partial(_arm_answers, arm, server, bench.questions[run], base)
-                )
-                settings = TokenForceSettings(
-                    delta_nats=0.125 if arm.long else None,
-                    audit_limit=24,
-                    probe_offsets=(0, 4),
-                    seed=run,
-                )
                 plain_answers = None if arm.long else ar[run]
-                result, audit_s = audited(bench, probe, answers, base, plain_answers, settings)
-                yield row_of(arm.name, arm.expected, run, result, audit_s)
+                audit = partial(_arm_row, bench, probe, arm, server, run, base, plain_answers)
+                yield bench.kept_row(arm.name, run, audit)
+
+
+def _arm_row(
+    bench: Bench,
+    probe: HttpEngine,
+    arm: Arm,
+    server: LazyServer,
+    run: int,
+    base: Sequence[OutputRecord],
+    ar: Sequence[OutputRecord] | None,
+) -> Row:
+    """The audit of one system in one run."""
+    ask = partial(_arm_answers, arm, server, bench.questions[run], base)
+    answers = bench.kept(arm.name, run, ask)
+    settings = TokenForceSettings(
+        delta_nats=0.125 if arm.long else None, audit_limit=24, probe_offsets=(0, 4), seed=run
+    )
+    result, audit_s = audited(bench, probe, answers, base, ar, settings)
+    return row_of(arm.name, arm.expected, run, result, audit_s)
 
 
 def _arm_answers(
@@ -156,31 +165,31 @@ def wrong_id_rows(bench: Bench, probe: HttpEngine) -> Iterator[Row]:
     """One audit per seed of the fault, each over the long answers to every prompt."""
     stock = [record for run in range(bench.runs) for record in long_stock(bench, probe, run)]
     for run in range(bench.runs):
-        fault = WrongIdFault(WRONG_ID_RATE, seed=run)
-        first = {r.request_id: next(iter(fault.armed(r.prompt_ids, LONG)), None) for r in stock}
-        struck = [record for record in stock if first[record.request_id] is not None]
-        missed = [r for r in stock if first[r.request_id] is None][run::50][:CONTROLS]
-        cuts = [max(0, (first[r.request_id] or 0) - 32) for r in struck] + [LONG // 2] * len(missed)
-        asking = [*struck, *missed]
+        yield bench.kept_row(WRONG_ID, run, partial(_wrong_id_row, bench, probe, run, stock))
 
-        def ask(fault: Fault = fault, asking: Any = asking, cuts: Any = cuts) -> list[OutputRecord]:
-            with bench.server(CHAIN, fault) as client:
-                return resumed(client, asking, cuts)
 
-        live = {record.request_id: record for record in bench.kept(WRONG_ID, run, ask)}
-        same = sum(live[record.request_id].output_ids == record.output_ids for record in missed)
-        settings = TokenForceSettings(
-            delta_nats=0.125, audit_limit=40, probe_offsets=(0, 4), seed=run
-        )
-        answers = [live.get(record.request_id, record) for record in stock]
-        result, audit_s = audited(bench, probe, answers, stock, None, settings)
-        row = row_of(WRONG_ID, "reject", run, result, audit_s)
-        yield {
-            **row,
-            "live_requests": len(struck),
-            "controls": len(missed),
-            "controls_equal_to_the_recording": same,
-        }
+def _wrong_id_row(bench: Bench, probe: HttpEngine, run: int, stock: Sequence[OutputRecord]) -> Row:
+    fault = WrongIdFault(WRONG_ID_RATE, seed=run)
+    first = {r.request_id: next(iter(fault.armed(r.prompt_ids, LONG)), None) for r in stock}
+    struck = [record for record in stock if first[record.request_id] is not None]
+    missed = [r for r in stock if first[r.request_id] is None][run::50][:CONTROLS]
+    cuts = [max(0, (first[r.request_id] or 0) - 32) for r in struck] + [LONG // 2] * len(missed)
+
+    def ask() -> list[OutputRecord]:
+        with bench.server(CHAIN, fault) as client:
+            return resumed(client, [*struck, *missed], cuts)
+
+    live = {record.request_id: record for record in bench.kept(WRONG_ID, run, ask)}
+    same = sum(live[record.request_id].output_ids == record.output_ids for record in missed)
+    settings = TokenForceSettings(delta_nats=0.125, audit_limit=40, probe_offsets=(0, 4), seed=run)
+    answers = [live.get(record.request_id, record) for record in stock]
+    result, audit_s = audited(bench, probe, answers, stock, None, settings)
+    return {
+        **row_of(WRONG_ID, "reject", run, result, audit_s),
+        "live_requests": len(struck),
+        "controls": len(missed),
+        "controls_equal_to_the_recording": same,
+    }
 
 
 def table(rows: Sequence[Row]) -> str:

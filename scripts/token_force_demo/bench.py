@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -26,9 +26,11 @@ from specpilot_cli.engines.reference.faults import (
 from specpilot_cli.engines.reference.launch import serve_command
 from specpilot_cli.engines.reference.local import LocalScorer
 from specpilot_cli.engines.reference.spec import SpecConfig
+from specpilot_cli.io.json_file import read_json, write_json
 from specpilot_cli.io.jsonl import read_jsonl, write_jsonl
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.main import main as specpilot
+from specpilot_cli.report.json_out import plain
 from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.token_force.collect import Question, collect
 
@@ -41,6 +43,7 @@ CONTROLS = 4  # unstruck requests asked live in each wrong-id run
 WRONG_ID_RATE = 1e-4
 
 CHAIN = SpecConfig("chain", 8)
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -142,13 +145,25 @@ class Bench:
         ):
             yield client
 
+    def _place(self, kind: str, name: str, run: int) -> Path:
+        path = self.work / kind / name.replace(" ", "-").replace(",", "") / f"{run}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def kept_row(self, name: str, run: int, audit: Callable[[], Row]) -> Row:
+        """What one audit left behind: the row kept, or else audited now."""
+        path = self._place("rows", name, run).with_suffix(".json")
+        if not path.exists():
+            write_json(path, plain(audit()))
+        row: Row = read_json(path)
+        return row
+
     def kept(
         self, name: str, run: int, ask: Callable[[], list[OutputRecord]]
     ) -> list[OutputRecord]:
         """The answers of one system in one run: those kept, or else asked now."""
-        path = self.work / "answers" / name.replace(" ", "-").replace(",", "") / f"{run}.jsonl"
+        path = self._place("answers", name, run)
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_jsonl(path, ask())
         return read_jsonl(path, OutputRecord)
 
