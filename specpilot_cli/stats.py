@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtrc, ndtri, stdtrit
+from scipy.special import bdtrc, betaincinv, ndtri, stdtrit
 
 Float64 = NDArray[np.float64]
 
@@ -274,3 +274,67 @@ def more_frequent_p_value(
         raise ValueError("exposures must be positive")
     share = exposure / (exposure + base_exposure)
     return binomial_upper_tail(events, events + base_events, share)
+
+
+def binomial_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
+    """Exact two-sided interval of a probability (Clopper and Pearson), [0, 1] without trials."""
+    if not 0 <= successes <= trials:
+        raise ValueError(f"need 0 <= successes <= trials: {successes}, {trials}")
+    tail, failures = (1.0 - confidence) / 2, trials - successes
+    low = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, tail))
+    high = 1.0 if failures == 0 else float(betaincinv(successes + 1, failures, 1.0 - tail))
+    return Interval(low, high)
+
+
+def frequency_ratio_interval(
+    events: int, exposure: float, base_events: int, base_exposure: float,
+    *, confidence: float = 0.95,
+) -> Interval:  # fmt: skip
+    """Two-sided interval of the ratio of two event frequencies, conditional on their sum.
+
+    The high end is infinite where `base_events` is 0, and the interval [0, inf] without events.
+    """
+    share = binomial_interval(events, events + base_events, confidence=confidence)
+    scale = base_exposure / exposure
+
+    def ratio(part: float) -> float:
+        return math.inf if part >= 1.0 else scale * part / (1.0 - part)
+
+    return Interval(ratio(share.low), ratio(share.high))
+
+
+def wilson_interval(successes: int, trials: int, *, confidence: float = 0.95) -> Interval:
+    """Two-sided score interval of a probability (Wilson); needs a trial."""
+    if not 0 <= successes <= trials or trials < 1:
+        raise ValueError(f"need 0 <= successes <= trials and a trial: {successes}, {trials}")
+    z = float(ndtri(0.5 + confidence / 2))
+    rate, shrink = successes / trials, 1.0 + z * z / trials
+    centre = (rate + z * z / (2 * trials)) / shrink
+    half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials**2)) / shrink
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def paired_proportion_difference(
+    both: int, first_only: int, second_only: int, neither: int, *, confidence: float = 0.95
+) -> Interval:
+    """Interval of p(first) - p(second) on the same cases (Newcombe 1998, method 10).
+
+    Wilson intervals of both proportions, combined with their correlation; keeps its width where
+    no case differs, unlike a t interval of the differences.
+    """
+    n = both + first_only + second_only + neither
+    first, second = both + first_only, both + second_only
+    p1, p2 = first / n, second / n
+    one, two = (wilson_interval(k, n, confidence=confidence) for k in (first, second))
+    agree = both * neither - first_only * second_only
+    if agree > 0:
+        agree = max(agree - n // 2, 0)
+    spread = first * (n - first) * second * (n - second)
+    phi = 0.0 if spread == 0 else agree / math.sqrt(spread)
+
+    def half(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a - 2.0 * phi * a * b + b * b))
+
+    return Interval(
+        p1 - p2 - half(p1 - one.low, two.high - p2), p1 - p2 + half(one.high - p1, p2 - two.low)
+    )

@@ -33,7 +33,7 @@ def apply(loaded: LoadedRecipe, given: Mapping[str, Any]) -> None:
 
 def _check(loaded: LoadedRecipe, given: Mapping[str, Any]) -> CheckedRecipe:
     from specpilot_cli.apply.reference.preflight import ApplySettings, check_recipe
-    from specpilot_cli.engines.reference.spec import LogitFault
+    from specpilot_cli.engines.reference.faults import LogitFault
 
     after = given["fault_after"]
     fault = None if after is None else LogitFault(after, given["fault_every"], given["fault_bias"])

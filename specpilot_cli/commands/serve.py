@@ -36,19 +36,15 @@ PortOption = Annotated[
 MaxRunningOption = Annotated[
     int, typer.Option(min=1, help="Most requests in flight.", rich_help_panel=_SERVER)
 ]
-FaultAfterOption = Annotated[
-    int | None,
+FaultOption = Annotated[
+    str | None,
     typer.Option(
-        min=0,
-        metavar="N",
-        help="Make the output wrong on purpose: bias logits from output position N on.",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="Make the output wrong on purpose: logit-bias, low-precision, wrong-id, kv-slot, "
+        "stale-state or temperature.",
         rich_help_panel=_FAULT,
     ),
 ]
-FaultEveryOption = Annotated[
-    int, typer.Option(min=1, help="Bias every n-th token id.", rich_help_panel=_FAULT)
-]
-FaultBiasOption = Annotated[float, typer.Option(help="Bias in logits.", rich_help_panel=_FAULT)]
 
 
 def serve(
@@ -63,9 +59,7 @@ def serve(
     port: PortOption = 30000,
     threads: options.ThreadsOption = 1,
     max_running: MaxRunningOption = 48,
-    fault_after: FaultAfterOption = None,
-    fault_every: FaultEveryOption = 7,
-    fault_bias: FaultBiasOption = 2.0,
+    fault: FaultOption = None,
     quiet: options.QuietFlag = False,
 ) -> None:
     """Serve a model on the CPU with SGLang's `/generate`, `/server_info` and `/health`.
@@ -79,23 +73,26 @@ def serve(
         specpilot serve --target target/ --drafter drafter/ --mode chain --block 8
 
         specpilot serve --target target/ --drafter drafter/ --mode tree --block 16 --nodes 32
+
+        specpilot serve --target target/ --fault logit-bias:after=2048
     """
     from specpilot_cli.engines.process import bind_port
+    from specpilot_cli.engines.reference.faults import parse_fault
     from specpilot_cli.engines.reference.launch import require_engine, watch_parent
-    from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+    from specpilot_cli.engines.reference.spec import SpecConfig
 
     watch_parent()
     spec = SpecConfig(mode=mode, block=block, n_nodes=nodes, scoring=scoring)
-    fault = None if fault_after is None else LogitFault(fault_after, fault_every, fault_bias)
+    wrong = None if fault is None else parse_fault(fault)
     bound = bind_port(port, host=host)  # before the slow part, so that a taken port fails at once
     require_engine()
     from specpilot_cli.engines.reference.engine import ReferenceEngine
     from specpilot_cli.engines.reference.server import ServerOptions
     from specpilot_cli.engines.reference.server import serve as run
 
-    engine = ReferenceEngine(target, drafter, spec, dtype=dtype, threads=threads, fault=fault)
+    engine = ReferenceEngine(target, drafter, spec, dtype=dtype, threads=threads, fault=wrong)
     _announce(
-        f"serving `{target}` ({mode}, {spec.rows} rows) on http://{host}:{port}", fault, quiet
+        f"serving `{target}` ({mode}, {spec.rows} rows) on http://{host}:{port}", wrong, quiet
     )
     run(engine, ServerOptions(host=host, port=port, max_running=max_running), bound)
 

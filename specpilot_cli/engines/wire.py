@@ -21,9 +21,21 @@ from specpilot_cli.engines.base import (
     Generation,
     TokenLogprob,
 )
-from specpilot_cli.errors import MeasurementInvalid
+from specpilot_cli.errors import MachineError, MeasurementInvalid
 
 JsonObject = dict[str, Any]
+
+# Named one by one: what a request leaves out, the server fills in from defaults of its own, such as
+# the model's generation_config.json with a repetition penalty.
+GREEDY: dict[str, float | int] = {
+    "temperature": 0,
+    "top_k": 1,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
 
 # A log-softmax in float32 may land this far above 0, or a token this far above the top list.
 _LOGPROB_SLACK_NATS = 1e-4
@@ -47,10 +59,20 @@ def invalid(request_id: str, reason: str) -> MeasurementInvalid:
     )
 
 
+def without_ids(request_id: str, what: str) -> MachineError:
+    """Build the error for a server whose replies hold no token ids: text is never re-tokenised."""
+    return MachineError(
+        f"the server reports no token ids {what}",
+        where=f"request `{request_id}`",
+        hint="several id sequences spell the same text, so ids must come from the server: SGLang's "
+        "/generate reports them",
+    )
+
+
 def generate_body(request: GenerateRequest, *, stream: bool) -> JsonObject:
     """Body of a greedy `/generate` request."""
     body: JsonObject = {
-        "sampling_params": {"temperature": 0, "max_new_tokens": request.max_new_tokens},
+        "sampling_params": {**GREEDY, "max_new_tokens": request.max_new_tokens},
         "stream": stream,
     }
     if request.input_ids:
@@ -76,7 +98,7 @@ def score_body(input_ids: Sequence[int], start: int) -> JsonObject:
     """
     return {
         "input_ids": [int(token) for token in input_ids],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 0},
+        "sampling_params": {**GREEDY, "max_new_tokens": 0},
         "stream": False,
         "return_logprob": True,
         "logprob_start_len": start - 1,
@@ -178,6 +200,10 @@ class StreamAssembler:
 
     def _take(self, chunk: JsonObject) -> None:
         meta = _meta(chunk, self.request_id)
+        if chunk.get("output_ids") is None and not self.has_tokens and meta.get("finish_reason"):
+            finish_type(meta, self.request_id)  # an abort holds no ids either
+        if chunk.get("output_ids") is None and not self.has_tokens:
+            raise without_ids(self.request_id, "of its answers")
         ids = _token_ids(chunk.get("output_ids"), "output_ids", self.request_id)
         total = _count(meta, "completion_tokens", self.request_id)
         self._last = chunk
@@ -277,7 +303,7 @@ def _prompt_ids(
     if request.input_ids:
         ids = request.input_ids
     elif reply.get("prompt_token_ids") is None:
-        raise invalid(name, "the server did not report the prompt's token ids")
+        raise without_ids(name, "of a prompt sent as text")
     else:
         ids = _token_ids(reply["prompt_token_ids"], "prompt_token_ids", name)
     if len(ids) != prompt_tokens:

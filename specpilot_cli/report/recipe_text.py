@@ -12,7 +12,7 @@ from specpilot_cli.apply.reference.run import RecipeResult
 from specpilot_cli.apply.reference.systems import SystemPlan
 from specpilot_cli.ceiling.speedup import SpeedupPoint
 from specpilot_cli.convert_w12.inspect import totals
-from specpilot_cli.engines.reference.spec import LogitFault
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.paired_bench.types import BASELINE, CANDIDATE, ArSpeedup
 from specpilot_cli.replay.document import row_document
 from specpilot_cli.report.adapters import SPEEDUP_COLUMNS, factor_rows, speedup_rows

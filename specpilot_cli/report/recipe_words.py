@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specpilot_cli.apply.reference.measure import Projection
 from specpilot_cli.apply.reference.run import RecipeResult
 from specpilot_cli.apply.reference.systems import SystemPlan
-from specpilot_cli.engines.reference.spec import LogitFault
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.report.paired_bench_tables import SystemNames
 
 if TYPE_CHECKING:

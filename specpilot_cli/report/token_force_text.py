@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from specpilot_cli.report.tables import Column, print_line, print_pairs, print_table
+from specpilot_cli.token_force.accuracy import AccuracyChange
+from specpilot_cli.token_force.calibration import Calibration
+from specpilot_cli.token_force.coverage import Coverage
+from specpilot_cli.token_force.power import detectable_rate_difference
 from specpilot_cli.token_force.result import EventInContext, TokenForceResult
-from specpilot_cli.token_force.rules import EventTally, RateSummary
+from specpilot_cli.token_force.rules import EventRule, EventTally, RateSummary
+from specpilot_cli.token_force.threshold import Threshold
 
 
 def print_result(result: TokenForceResult) -> None:
@@ -19,6 +24,70 @@ def print_result(result: TokenForceResult) -> None:
     print_line(f"verdict: {result.verdict}")
     for reason in result.reasons:
         print_line(f"  {reason}")
+    if result.accuracy is not None:
+        print_line(f"task accuracy, which decides nothing here: {accuracy_text(result.accuracy)}")
+
+
+def print_calibration(found: Calibration) -> None:
+    """δ with its evidence, and stock's own mismatch rate."""
+    threshold, stock = found.threshold, found.stock
+    gaps = "-" if threshold.max_gap_nats is None else f"{threshold.max_gap_nats:.3f} nats"
+    notes = [] if threshold.note is None else [("note", threshold.note)]
+    print_pairs(
+        [
+            ("delta", threshold_text(threshold)),
+            ("largest gap at a first departure", gaps),
+            *notes,
+            (
+                "stock's mismatches",
+                f"{100 * stock.rate:.3f} % [{100 * stock.low:.3f}, {100 * stock.high:.3f}] of "
+                f"{stock.n_tokens} tokens, {stock.n_requests} requests",
+            ),
+            ("covered", coverage_text(found.covered)),
+        ],
+        title="Calibration",
+    )
+
+
+def accuracy_text(found: AccuracyChange) -> str:
+    """The paired change in points with its interval, and what it can tell."""
+    low, high = found.interval.low, found.interval.high
+    word = "a change beyond doubt" if found.decides else "no change beyond doubt"
+    return (
+        f"{100 * found.change:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}] on {found.n} "
+        f"prompts ({found.system} against {found.stock} right): {word}"
+    )
+
+
+def threshold_text(threshold: Threshold) -> str:
+    """δ and where it is from."""
+    origin = (
+        "given"
+        if threshold.n_prompts is None
+        else f"{len(threshold.departures)} departures on {threshold.n_prompts} prompts"
+    )
+    return f"{threshold.delta_nats:g} nats ({origin})"
+
+
+def coverage_text(covered: Coverage) -> str:
+    """How far answers reach and how many were answered at one time."""
+    parts = [f"{n} over {mark} tokens" for mark, n in covered.reaching if n]
+    reach = f"longest answer {covered.longest} tokens"
+    reach += f" ({', '.join(parts)})" if parts else ""
+    flight = covered.in_flight
+    return reach if flight is None else f"{reach}, {flight:.1f} requests at one time"
+
+
+def event_text(events: EventRule) -> str:
+    """The event rule: counts, ratio with its interval, p and what follows."""
+    low, high = events.ratio.low, events.ratio.high
+    seen = events.system.n_test_requests + events.stock.n_test_requests > 0
+    ratio = f", ratio [{low:.2g}, {'∞' if high == float('inf') else f'{high:.2g}'}]" if seen else ""
+    return (
+        f"{events.system.n_test_requests} against {events.stock.n_test_requests} requests with an "
+        f"unexplained event{ratio}, p = {events.p_value:.3g} "
+        f"({'reject' if events.rejects else 'pass'} at {events.alpha:g})"
+    )
 
 
 def _print_systems(result: TokenForceResult) -> None:
@@ -66,9 +135,10 @@ def _print_rate_tests(result: TokenForceResult) -> None:
                 test.stratum,
                 str(test.n_requests),
                 f"{100 * test.estimate.rate:+.3f}",
-                f"{100 * test.lower_bound:+.3f}",
+                f"[{100 * test.lower_bound:+.3f}, ∞)",
                 f"{100 * (1 - test.alpha):.1f}",
                 f"{100 * test.margin:.2f}",
+                f"{100 * detectable_rate_difference(test):.2f}",
                 "reject" if test.rejects else "pass",
             )
         )
@@ -78,9 +148,10 @@ def _print_rate_tests(result: TokenForceResult) -> None:
             "positions",
             Column("requests", "right"),
             Column("difference (points)", "right"),
-            Column("lower bound", "right"),
+            Column("interval", "right"),
             Column("confidence %", "right"),
             Column("limit", "right"),
+            Column("smallest caught", "right"),
             "rate rule",
         ],
         rows,
@@ -91,23 +162,14 @@ def _print_rate_tests(result: TokenForceResult) -> None:
 def _facts(result: TokenForceResult) -> list[tuple[str, object]]:
     assert result.events is not None
     threshold, events = result.threshold, result.events
-    origin = (
-        "given"
-        if threshold.n_prompts is None
-        else f"{len(threshold.departures)} departures on {threshold.n_prompts} prompts"
-    )
     notes = [] if threshold.note is None else [("note", threshold.note)]
     rate, per_token = result.detectable_rate_difference, result.detectable_event_rate
     return [
-        ("near-tie threshold", f"{threshold.delta_nats:g} nats ({origin})"),
+        ("near-tie threshold", threshold_text(threshold)),
         *notes,
         ("large-margin event", f"margin above {threshold.event_margin_nats:g} nats"),
-        (
-            "event rule",
-            f"{events.system.n_test_requests} against {events.stock.n_test_requests} requests "
-            f"with an unexplained event, p = {events.p_value:.3g} "
-            f"({'reject' if events.rejects else 'pass'} at {events.alpha:g})",
-        ),
+        ("event rule", event_text(events)),
+        ("covered", coverage_text(result.coverage[0])),
         ("explanations sought", ", ".join(result.audit_clauses)),
         (
             "smallest rate rise caught",

@@ -14,13 +14,15 @@ class Prompt(FileModel):
     """One request of a benchmark.
 
     request_id: unique in its file. benchmark: the cell it counts in; cells weigh the same however
-    many prompts they hold. max_new_tokens: where greedy decoding stops at the latest.
+    many prompts they hold. max_new_tokens: where greedy decoding stops at the latest. answer: the
+    right final answer, where the benchmark has one (see `token_force/accuracy.py`).
     """
 
     request_id: str = Field(min_length=1)
     benchmark: str = Field(min_length=1)
     text: str = Field(min_length=1)
     max_new_tokens: int = Field(ge=1)
+    answer: str | None = Field(default=None, min_length=1)
 
 
 def check_unique_ids(prompts: Iterable[Prompt], *, where: str) -> None:

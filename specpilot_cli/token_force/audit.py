@@ -203,14 +203,18 @@ def _probe(
         )
     if not requests:
         return {}
-    replies = probe.generate_many(requests, concurrency=settings.probe_concurrency)
+    # A batch as large as the audited one: stock's rounding depends on it.
+    copies = -(-settings.probe_concurrency // len(requests))
+    replies = probe.generate_many(requests * copies, concurrency=settings.probe_concurrency)
     found: dict[int, Explanation] = {}
-    for (index, event), request, reply in zip(useful, requests, replies, strict=True):
+    for (index, event), request, reply in zip(
+        useful * copies, requests * copies, replies, strict=True
+    ):
         steps = request.max_new_tokens - 1
         path = answers[event.request_id].output_ids[event.position - steps : event.position]
         explanation = _read_probe(event, path, reply, event_margin_nats)
         if explanation is not None:
-            found[index] = explanation
+            found.setdefault(index, explanation)
     return found
 
 

@@ -35,13 +35,18 @@ class Generator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt to send: as ids, or as text while nobody has tokenised it yet."""
+    """One prompt to send: as ids, or as text while nobody has tokenised it yet.
+
+    ignore_eos: decode to the limit even past a stop token. answer: what is right, if known.
+    """
 
     request_id: str
     benchmark: str
     max_new_tokens: int
     prompt_ids: tuple[int, ...] = ()
     text: str | None = None
+    ignore_eos: bool = False
+    answer: str | None = None
 
 
 def is_url(source: str) -> bool:
@@ -68,6 +73,7 @@ def questions_from_prompts(
             prompt.max_new_tokens,
             prompt_ids=() if encode is None else encode(prompt.text),
             text=prompt.text,
+            answer=prompt.answer,
         )
         for prompt in prompts
     ]
@@ -122,6 +128,17 @@ def select(
     return [by_id[q.request_id] for q in questions]
 
 
+def request_of(question: Question, *, max_new_tokens: int | None = None) -> GenerateRequest:
+    """The request that asks a question; `max_new_tokens` replaces its own limit."""
+    return GenerateRequest(
+        question.request_id,
+        question.prompt_ids,
+        max_new_tokens or question.max_new_tokens,
+        text=None if question.prompt_ids else question.text,
+        ignore_eos=question.ignore_eos,
+    )
+
+
 def collect(
     engine: Generator,
     questions: Sequence[Question],
@@ -134,15 +151,7 @@ def collect(
 
     Raises what the engine raises: one bad answer voids the whole collection.
     """
-    requests = [
-        GenerateRequest(
-            question.request_id,
-            question.prompt_ids,
-            question.max_new_tokens,
-            text=None if question.prompt_ids else question.text,
-        )
-        for question in questions
-    ]
+    requests = [request_of(question) for question in questions]
     n_done = 0
 
     def on_done(_: Generation) -> None:

@@ -18,7 +18,7 @@ _POWER = 0.95
 _BISECTIONS = 60
 
 
-def detectable_rate_difference(test: RateTest, system_tokens: int, stock_tokens: int) -> float:
+def detectable_rate_difference(test: RateTest) -> float:
     """Rate difference that `test` rejects with 95 % power, as a fraction of tokens.
 
     The spread is the measured one, but never less than independent tokens would have at the
@@ -29,7 +29,10 @@ def detectable_rate_difference(test: RateTest, system_tokens: int, stock_tokens:
     )
 
     def caught(difference: float) -> bool:
-        rates = ((test.stock_rate, stock_tokens), (test.stock_rate + difference, system_tokens))
+        rates = (
+            (test.stock_rate, test.stock_tokens),
+            (test.stock_rate + difference, test.system_tokens),
+        )
         independent = math.sqrt(sum(max(0.0, p * (1.0 - p)) / n for p, n in rates))
         return difference >= test.margin + quantiles * max(test.estimate.se, independent)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from specpilot_cli.stats import Interval
+from specpilot_cli.token_force.accuracy import AccuracyChange
 from specpilot_cli.token_force.audit import AuditedEvent
 from specpilot_cli.token_force.config import TokenForceSettings
+from specpilot_cli.token_force.coverage import Coverage
+from specpilot_cli.token_force.power import detectable_rate_difference
 from specpilot_cli.token_force.rules import (
     EventRule,
     EventTally,
@@ -43,9 +48,11 @@ class TokenForceResult:
     """The verdict with everything it rests on.
 
     rate, events: None when the verdict is `invalid`.
+    coverage: how far the system's outputs and stock's reach, and how many ran at one time.
     audit_clauses: the explanations the audit was able to look for.
     detectable_event_rate: unexplained events per token; detectable_rate_difference: a fraction;
-    both are the smallest that this audit would have caught with 95 % power.
+    both are the smallest that this audit would have caught with 95 % power. accuracy: task
+    accuracy beside the verdict, where the prompts hold answers.
     """
 
     verdict: Verdict
@@ -55,6 +62,7 @@ class TokenForceResult:
     settings: TokenForceSettings
     system: RateSummary
     stock: RateSummary
+    coverage: tuple[Coverage, Coverage]
     rate: RateRule | None
     events: EventRule | None
     audited: tuple[AuditedEvent, ...]
@@ -62,6 +70,7 @@ class TokenForceResult:
     audit_clauses: tuple[str, ...]
     detectable_rate_difference: float | None
     detectable_event_rate: float | None
+    accuracy: AccuracyChange | None = None
 
     def explanations(self, system: str) -> Mapping[str, int]:
         """How many audited events of `system` each clause explained."""
@@ -76,9 +85,9 @@ class TokenForceResult:
         return {
             "reasons": list(self.reasons),
             "warnings": list(self.warnings),
-            "threshold": _threshold(self.threshold),
-            "system": _summary(self.system),
-            "stock": _summary(self.stock),
+            "threshold": threshold_json(self.threshold),
+            "system": {**summary_json(self.system), **coverage_json(self.coverage[0])},
+            "stock": {**summary_json(self.stock), **coverage_json(self.coverage[1])},
             "rate_rule": _rate_rule(self.rate),
             "event_rule": self._event_rule(),
             "smallest_fault_caught": {
@@ -86,6 +95,7 @@ class TokenForceResult:
                 "rate_difference_pct": _percent(self.detectable_rate_difference),
                 "unexplained_events_per_token_ratio": self.detectable_event_rate,
             },
+            "accuracy": _accuracy(self.accuracy),
             "worst_events": [_in_context(item) for item in self.worst],
         }
 
@@ -96,6 +106,7 @@ class TokenForceResult:
             "rejects": self.events.rejects,
             "p_value": self.events.p_value,
             "alpha": self.events.alpha,
+            "frequency_ratio": _ratio(self.events.ratio, 1.0 - 2.0 * self.events.alpha),
             "event_margin_nats": self.threshold.event_margin_nats,
             "audit_clauses": list(self.audit_clauses),
             "system": _tally(self.events.system, self.explanations("system")),
@@ -107,7 +118,40 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100.0 * value
 
 
-def _summary(summary: RateSummary) -> Results:
+def _ratio(interval: Interval, confidence: float) -> Results:
+    """The system's frequency of events over stock's; no upper end where stock has none."""
+    return {
+        "low_ratio": interval.low,
+        "high_ratio": interval.high if math.isfinite(interval.high) else None,
+        "confidence_pct": 100.0 * confidence,
+    }
+
+
+def _accuracy(found: AccuracyChange | None) -> Results | None:
+    if found is None:
+        return None
+    return {
+        "n_prompts": found.n,
+        "system_pct": 100.0 * found.system / found.n,
+        "stock_pct": 100.0 * found.stock / found.n,
+        "change_pct": 100.0 * found.change,
+        "change_low_pct": 100.0 * found.interval.low,
+        "change_high_pct": 100.0 * found.interval.high,
+        "decides": found.decides,
+    }
+
+
+def coverage_json(covered: Coverage) -> Results:
+    """How far outputs reach, as JSON."""
+    return {
+        "longest_output_tokens": covered.longest,
+        "n_requests_reaching": {f"over_{mark}_tokens": n for mark, n in covered.reaching},
+        "mean_requests_in_flight": covered.in_flight,
+    }
+
+
+def summary_json(summary: RateSummary) -> Results:
+    """A mismatch rate with its interval, as JSON."""
     return {
         "n_requests": summary.n_requests,
         "n_tokens": summary.n_tokens,
@@ -118,7 +162,8 @@ def _summary(summary: RateSummary) -> Results:
     }
 
 
-def _threshold(threshold: Threshold) -> Results:
+def threshold_json(threshold: Threshold) -> Results:
+    """δ with its evidence, as JSON; `--delta FILE` reads it back."""
     return {
         "delta_nats": threshold.delta_nats,
         "calibrated": threshold.n_prompts is not None,
@@ -126,6 +171,8 @@ def _threshold(threshold: Threshold) -> Results:
         "n_departures": len(threshold.departures),
         "max_gap_nats": threshold.max_gap_nats,
         "p99_gap_nats": threshold.p99_gap_nats,
+        "departures": [asdict(departure) for departure in threshold.departures],
+        "warnings": list(threshold.warnings),
         "note": threshold.note,
     }
 
@@ -142,6 +189,7 @@ def _rate_test(test: RateTest) -> Results:
         "difference_high_pct": 100.0 * interval.high,
         "lower_bound_pct": 100.0 * test.lower_bound,
         "confidence_pct": 100.0 * (1.0 - test.alpha),
+        "smallest_difference_caught_pct": 100.0 * detectable_rate_difference(test),
         "rejects": test.rejects,
     }
 

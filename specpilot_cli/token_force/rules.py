@@ -21,9 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.stats import (
+    Interval,
     RateEstimate,
     clustered_ratio,
     clustered_ratio_difference,
+    frequency_ratio_interval,
     more_frequent_p_value,
 )
 from specpilot_cli.token_force.config import TokenForceSettings
@@ -62,6 +64,8 @@ class RateTest:
     estimate: RateEstimate
     alpha: float
     margin: float
+    system_tokens: int
+    stock_tokens: int
 
     @property
     def lower_bound(self) -> float:
@@ -134,6 +138,8 @@ def rate_test(
         ),
         alpha=alpha,
         margin=margin,
+        system_tokens=int(system.tokens.sum()),
+        stock_tokens=int(stock.tokens.sum()),
     )
 
 
@@ -232,6 +238,18 @@ class EventRule:
     def rejects(self) -> bool:
         """Whether the system's unexplained events are more frequent than stock's."""
         return self.p_value < self.alpha
+
+    @property
+    def ratio(self) -> Interval:
+        """How many times stock's frequency the system's is: the two-sided interval that goes with
+        the test (90 % for an alpha of 5 %); infinite above where stock has no event."""
+        return frequency_ratio_interval(
+            self.system.n_test_requests,
+            self.system.exposure_tokens,
+            self.stock.n_test_requests,
+            self.stock.exposure_tokens,
+            confidence=1.0 - 2.0 * self.alpha,
+        )
 
 
 def event_rule(system: EventTally, stock: EventTally, alpha: float) -> EventRule:

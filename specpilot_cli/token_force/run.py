@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.schema.outputs import OutputRecord, outputs_by_id
@@ -18,32 +17,25 @@ from specpilot_cli.token_force.audit import (
     sample_events,
 )
 from specpilot_cli.token_force.config import TokenForceSettings
+from specpilot_cli.token_force.coverage import Coverage, coverage
 from specpilot_cli.token_force.power import detectable_event_rate, detectable_rate_difference
 from specpilot_cli.token_force.result import EventInContext, TokenForceResult
 from specpilot_cli.token_force.rules import (
     EventRule,
     EventTally,
     RateRule,
-    RateSummary,
     event_rule,
     rate_rule,
     rate_summary,
     share_to_test,
 )
 from specpilot_cli.token_force.scorer import ScoredOutput, Scorer, score_outputs
+from specpilot_cli.token_force.text import TextDecoder
 from specpilot_cli.token_force.threshold import Threshold, calibrate
 from specpilot_cli.ui import Reporter, SilentReporter
 
 _TOKENS_BEFORE = 16
 _TOKENS_AFTER = 8
-
-
-class TextDecoder(Protocol):
-    """Turns token ids into text for people; `TokenizerFile` is one."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Readable text of some token ids."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +45,13 @@ class _Scored:
     system: list[ScoredOutput]
     stock: list[ScoredOutput]
 
+    def coverage(self) -> tuple[Coverage, Coverage]:
+        """What the system's answers cover, and stock's."""
+        return (
+            coverage([output.record for output in self.system]),
+            coverage([output.record for output in self.stock]),
+        )
+
 
 def run_token_force(
     system_outputs: Sequence[OutputRecord],
@@ -61,6 +60,7 @@ def run_token_force(
     scorer: Scorer,
     *,
     settings: TokenForceSettings = TokenForceSettings(),  # noqa: B008  frozen
+    threshold: Threshold | None = None,
     probe: StockProbe | None = None,
     text: TextDecoder | None = None,
     reporter: Reporter = SilentReporter(),
@@ -69,8 +69,8 @@ def run_token_force(
 
     system_outputs, stock_outputs: answers to the same prompts; requests that only stock answered
     just help to calibrate δ. ar_outputs: stock without speculation, for δ; None with
-    `settings.delta_nats`. probe: live stock for the audit; None leaves only recorded answers
-    and the scorer to explain an event.
+    `settings.delta_nats` or with a `threshold` that was calibrated before. probe: live stock for
+    the audit; None leaves only recorded answers and the scorer to explain an event.
 
     Raises InputError when the answers do not belong together, MeasurementInvalid when they are
     too few or a server answers wrongly, MachineError when it is gone. A scorer that disagrees
@@ -78,7 +78,8 @@ def run_token_force(
     """
     paired_stock = _paired_stock(system_outputs, stock_outputs)
     _check_size(len(paired_stock), settings)
-    threshold = _threshold(stock_outputs, ar_outputs, scorer, settings, reporter)
+    if threshold is None:
+        threshold = _threshold(stock_outputs, ar_outputs, scorer, settings, reporter)
     warnings = [*threshold.warnings, *_ending_warnings(system_outputs, paired_stock)]
     for warning in warnings:
         reporter.warn(warning)
@@ -105,7 +106,7 @@ def _judge(
             f"the scorer disagrees with stock itself on {100 * stock.rate:.2f} % of tokens: "
             "it does not run stock's model, or not with exact weights"
         )
-        return _invalid(reason, warnings, threshold, settings, system=system, stock=stock)
+        return _invalid(reason, warnings, threshold, settings, scored)
     audited, events = _event_audit(scored, means, threshold, settings, reporter)
     rates = rate_rule(scored.system, scored.stock, settings)
     return TokenForceResult(
@@ -116,14 +117,13 @@ def _judge(
         settings=settings,
         system=system,
         stock=stock,
+        coverage=scored.coverage(),
         rate=rates,
         events=events,
         audited=tuple(audited),
         worst=_worst(audited, scored.system, settings.n_worst, text),
         audit_clauses=_clauses(means),
-        detectable_rate_difference=detectable_rate_difference(
-            rates.tests[0], system.n_tokens, stock.n_tokens
-        ),
+        detectable_rate_difference=detectable_rate_difference(rates.tests[0]),
         detectable_event_rate=detectable_event_rate(
             events, [output.n_tokens for output in scored.system]
         ),
@@ -182,7 +182,7 @@ def _threshold(
     if ar_outputs is None:
         raise InputError(
             "delta needs AR answers to calibrate it, or a value",
-            hint="give --ar URL|FILE (stock's engine without speculation), or --delta",
+            hint="give --ar URL|FILE (stock's engine without speculation), or --delta NATS|FILE",
         )
     return calibrate(ar_outputs, stock_outputs, scorer, reporter=reporter)
 
@@ -340,9 +340,7 @@ def _invalid(
     warnings: Sequence[str],
     threshold: Threshold,
     settings: TokenForceSettings,
-    *,
-    system: RateSummary,
-    stock: RateSummary,
+    scored: _Scored,
 ) -> TokenForceResult:
     return TokenForceResult(
         verdict="invalid",
@@ -350,8 +348,9 @@ def _invalid(
         warnings=tuple(warnings),
         threshold=threshold,
         settings=settings,
-        system=system,
-        stock=stock,
+        system=rate_summary(scored.system),
+        stock=rate_summary(scored.stock),
+        coverage=scored.coverage(),
         rate=None,
         events=None,
         audited=(),

@@ -21,6 +21,8 @@ from specpilot_cli.ui import Reporter, SilentReporter
 
 STEP_NATS = 1 / 8
 CAP_NATS = 0.5
+# Fewer prompts see fewer departures, and the maximum of fewer is smaller.
+ENOUGH_PROMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,20 @@ class Threshold:
 
     @property
     def note(self) -> str | None:
-        """What a reader should know of a δ that nothing was seen to need."""
-        if self.n_prompts is None or self.departures:
+        """What a reader should know of a δ that rests on little."""
+        if self.n_prompts is None:
             return None
-        return (
-            f"stock departed from AR on none of {self.n_prompts} prompts, so delta is its least "
-            f"value, {STEP_NATS:g} nats"
-        )
+        if not self.departures:
+            return (
+                f"stock departed from AR on none of {self.n_prompts} prompts, so delta is its "
+                f"least value, {STEP_NATS:g} nats"
+            )
+        if self.n_prompts < ENOUGH_PROMPTS:
+            return (
+                f"delta rests on {self.n_prompts} prompts; with {ENOUGH_PROMPTS} or more it may "
+                "come out larger"
+            )
+        return None
 
 
 def first_departure(ar_ids: Sequence[int], stock_ids: Sequence[int]) -> int | None:

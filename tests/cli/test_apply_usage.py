@@ -98,7 +98,7 @@ def test_dry_run_shows_what_would_run_and_writes_nothing(specpilot: Run, tmp_pat
     tuned = said["server candidate"]
     assert f"--target {tmp_path / 'run' / 'target-w12'} " in tuned
     assert "--mode tree --block 16 --nodes NODES" in tuned
-    assert tuned.endswith("--fault-after 48 --fault-every 7 --fault-bias 2.0")
+    assert tuned.endswith("--fault logit-bias:after=48,every=7,bias=2.0")
     assert "--fault" not in said["server baseline"] + said["server ar"]
     assert done.stdout.splitlines()[-1].startswith("deliberate fault in the tuned system: +2 on")
     assert list(tmp_path.iterdir()) == []

@@ -138,7 +138,7 @@ _RECORD = ["record", "--target", str(_DEMO / "target"), "--drafter", str(_DEMO /
         (["profile", "--target", "m", "--drafter", "d", "--rows", "1"], None),
         (["profile", "--target", "m", "-o", "."], None),
         (["serve", "--target", "m", "--mode", "tree", "--nodes", "9999"], None),
-        (["serve", "--target", "m", "--fault-after", "1", "--fault-bias", "nan"], None),
+        (["serve", "--target", "m", "--fault", "logit-bias:after=1,bias=nan"], None),
         (["convert-w12", "m", "-o", "w", "--report", "m/r.json"], None),
         (["apply", "recipe", "{}"], ""),
         (["apply", "recipe", "{}"], "a: \x00"),

@@ -12,20 +12,30 @@ import pytest
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.process import ServerProcess
 from specpilot_cli.engines.reference.engine import ReferenceEngine
+from specpilot_cli.engines.reference.faults import (
+    Fault,
+    LogitFault,
+    PrecisionFault,
+    StaleStateFault,
+    TemperatureFault,
+)
 from specpilot_cli.engines.reference.launch import serve_command
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.main import main
 from specpilot_cli.schema.prompts import Prompt
 from tests.ports import free_port
 
 FAULT_AFTER = 48  # of 112 output tokens: late enough that a fault must be looked for
-SERVERS: dict[str, tuple[SpecConfig, LogitFault | None]] = {
+SERVERS: dict[str, tuple[SpecConfig, Fault | None]] = {
     "ar": (SpecConfig(), None),
     "chain": (SpecConfig("chain", 8), None),
     "tree": (SpecConfig("tree", 16, 16), None),
     "w12-tree": (SpecConfig("tree", 16, 16), None),
     "faulty-tree": (SpecConfig("tree", 16, 16), LogitFault(FAULT_AFTER)),
+    "low-precision": (SpecConfig("tree", 16, 16), PrecisionFault()),
+    "stale-state": (SpecConfig("tree", 16, 16), StaleStateFault()),
+    "temperature": (SpecConfig("tree", 16, 16), TemperatureFault()),
 }
 
 

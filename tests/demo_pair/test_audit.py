@@ -10,6 +10,7 @@ import pytest
 
 from specpilot_cli.io.jsonl import read_jsonl
 from specpilot_cli.schema.outputs import OutputRecord
+from tests.demo_pair.conftest import SERVERS
 
 PROMPTS = 16  # unseen, two of each kind
 FAULT_AFTER = 48
@@ -23,10 +24,13 @@ Audit = Callable[..., Answer]
 def audit(server: Callable[[str], str], demo: Any, specpilot_json: Any, prompt_file: Any) -> Audit:
     """Audits a server by name against the stock chain; plain decoding scores and calibrates."""
 
-    def run(system: str, *more: object, stock: object = "", ar: object = "") -> Answer:
+    def run(
+        system: str, *more: object, stock: object = "", ar: object = "", scorer: str = ""
+    ) -> Answer:
         code, answer = specpilot_json(
-            "token-force", "--system", server(system), "--stock", stock or server("chain"),
-            "--scorer", server("ar"), "--ar", ar or server("ar"),
+            "token-force", "--system", server(system) if system in SERVERS else system,
+            "--stock", stock or server("chain"),
+            "--scorer", scorer or server("ar"), "--ar", ar or server("ar"),
             "--prompts", prompt_file(demo.prompts("unseen", PROMPTS)),
             "--tokenizer", demo.target, *more,
         )  # fmt: skip
@@ -105,6 +109,52 @@ def test_injected_fault_is_rejected(audit: Audit, saved: Path, tmp_path: Path) -
     early = [one[:FAULT_AFTER] != other[:FAULT_AFTER] for one, other in pairs]
     assert sum(early) <= 1  # a near-tie at most
     assert sum(one != other for one, other in pairs) > PROMPTS // 2
+
+
+@pytest.mark.usefixtures("tree_audit")
+@pytest.mark.parametrize("name", ["low-precision", "stale-state", "temperature"])
+def test_faults_of_other_kinds_are_rejected(
+    audit: Audit, server: Callable[[str], str], saved: Path, name: str
+) -> None:
+    """Against recorded stock, with live stock for the audit; eight requests in flight."""
+    code, answer = audit(
+        name, "--audit-limit", 24, "--probe", server("chain"), "--concurrency", 8,
+        stock=saved / "stock.jsonl", ar=saved / "ar.jsonl",
+    )  # fmt: skip
+    assert code == 1
+    results = answer["results"]
+    assert results["event_rule"]["audit_clauses"] == ["record", "prefill_length", "path", "margin"]
+    assert results["event_rule"]["stock"]["n_unexplained"] == 0
+    assert answer["environment"]["engines"]["system"]["specpilot"]["fault"]["kind"] == name
+
+
+@pytest.mark.usefixtures("tree_audit")
+def test_temperature_that_leaks_in_under_load_is_not_there_for_one_request(
+    audit: Audit, saved: Path
+) -> None:
+    """Why audits run at the number of requests that is served."""
+    code, answer = audit(
+        "temperature", "--concurrency", 1, stock=saved / "stock.jsonl", ar=saved / "ar.jsonl"
+    )
+    assert code == 0
+    assert answer["results"]["system"]["mean_requests_in_flight"] < 1.1
+
+
+@pytest.mark.parametrize("engine", ["reference", "transformers"])
+def test_a_model_folder_scores_as_the_server_does(
+    audit: Audit, tree_audit: Answer, saved: Path, demo: Any, engine: str
+) -> None:
+    """Recorded answers and a scorer in this process: no server at all."""
+    code, answer = audit(
+        str(saved / "system.jsonl"), stock=saved / "stock.jsonl", ar=saved / "ar.jsonl",
+        scorer=f"{engine}:{demo.target}",
+    )  # fmt: skip
+    assert code == 0
+    mine, served = (a["results"] for a in (answer, tree_audit[1]))
+    for role in ("system", "stock"):
+        assert mine[role]["n_tokens"] == served[role]["n_tokens"]
+        # a near-tie of two tokens may fall the other way
+        assert abs(mine[role]["n_mismatches"] - served[role]["n_mismatches"]) <= 1
 
 
 def _check_events_show_the_fault(events: list[dict[str, Any]]) -> None:

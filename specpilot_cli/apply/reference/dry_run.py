@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specpilot_cli.apply.reference.preflight import CheckedRecipe
 from specpilot_cli.apply.reference.run import plan_systems
-from specpilot_cli.engines.reference.spec import LogitFault
+from specpilot_cli.engines.reference.faults import LogitFault
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from specpilot_cli.apply.recipes import LoadedRecipe, take_per_benchmark
 from specpilot_cli.ceiling.step_times import load_step_times
 from specpilot_cli.engines.process import check_port_free
 from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig, check_pair
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.launch import require_engine
-from specpilot_cli.engines.reference.spec import LogitFault
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hf_folder import HfFolder, open_hf_folder
 from specpilot_cli.io.prompts_file import read_prompts

@@ -9,8 +9,9 @@ from typing import Any
 
 from specpilot_cli.apply.serving import not_ours
 from specpilot_cli.engines.process import ServerProcess
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.launch import serve_command
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.errors import MachineError
 from specpilot_cli.schema.recipe import RecipeRegime
 

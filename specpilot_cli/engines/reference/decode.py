@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specpilot_cli.engines.reference.faults import Fault
 from specpilot_cli.engines.reference.rows import Segment
 from specpilot_cli.engines.reference.score import ScoreList
-from specpilot_cli.engines.reference.spec import EngineResult, LogitFault, SpecConfig
+from specpilot_cli.engines.reference.spec import EngineResult, SpecConfig
 from specpilot_kernels.trees import (
     Tree,
     best_first,
@@ -109,12 +110,16 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The loaded models and the settings every pass shares."""
+    """The loaded models and the settings every pass shares.
+
+    verifier: the model of decode passes; `model` itself unless a fault replaces it.
+    """
 
     model: TargetModel
+    verifier: TargetModel
     drafter: Drafter | None
     spec: SpecConfig
-    fault: LogitFault | None = None
+    fault: Fault = Fault()  # noqa: RUF009  frozen
     observer: StepObserver | None = None
 
     def new_slot(self, job: Job) -> Slot:
@@ -158,10 +163,9 @@ def decode_pass(core: Core, slots: Sequence[Slot]) -> None:
     drafts = _draft(core, slots)
     trees = [select_tree(core.spec, draft) if draft else None for draft in drafts]
     segments = [_segment(slot, tree) for slot, tree in zip(slots, trees, strict=True)]
-    out = core.model.forward_rows(segments)
-    logits = core.model.logits(out.hidden)
-    if core.fault:
-        _apply_fault(core.fault, logits, slots, trees)
+    out = core.verifier.forward_rows(segments)
+    logits = core.verifier.logits(out.hidden)
+    core.fault.distort(logits, slots, trees)
     predicted: list[int] = logits.argmax(-1).tolist()
     for index, (slot, draft, tree) in enumerate(zip(slots, drafts, trees, strict=True)):
         rows = slice(out.offsets[index], out.offsets[index + 1])
@@ -170,7 +174,7 @@ def decode_pass(core: Core, slots: Sequence[Slot]) -> None:
             core.observer(slot, draft, tree, path, predicted[rows])
         _commit(core, slot, tree, path, predicted[rows], logits[rows])
         if slot.finish_reason is None:
-            core.model.commit(slot.state, out, index, path)
+            core.fault.commit(core.model, slot.state, out, index, path, tree)
             features = out.features[rows]
             _keep_features(core, slot, features if tree is None else features[path])
 
@@ -211,19 +215,6 @@ def _accepted_rows(tree: Tree, predicted: Sequence[int]) -> list[int]:
     return [0, *(nodes + 1).tolist()]
 
 
-def _apply_fault(
-    fault: LogitFault, logits: Tensor, slots: Sequence[Slot], trees: Sequence[Tree | None]
-) -> None:
-    """Bias the logits of rows that choose an output token at or after the fault's position."""
-    offset = 0
-    for slot, tree in zip(slots, trees, strict=True):
-        depths = [0] if tree is None else [0, *tree.depth.tolist()]
-        for row, depth in enumerate(depths, start=offset):
-            if len(slot.output_ids) + depth >= fault.after:
-                logits[row, :: fault.every] += fault.bias
-        offset += len(depths)
-
-
 def _commit(
     core: Core,
     slot: Slot,
@@ -237,6 +228,7 @@ def _commit(
     new = _cut(slot, new)
     slot.accept_lengths.append(min(len(path) - 1, len(new)))
     slot.proposed_drafts += 0 if tree is None else tree.n_nodes
+    new = core.fault.emit(slot, new)
     slot.output_ids.extend(new)
     if slot.output_scores is not None:
         slot.output_scores.add_logits(logits[list(path[: len(new)])], new)
@@ -258,12 +250,11 @@ def _cut(slot: Slot, new: list[int]) -> list[int]:
 
 def _first_token(core: Core, slot: Slot, hidden: Tensor) -> None:
     logits = core.model.logits(hidden)
-    if core.fault and core.fault.after == 0:
-        logits[:, :: core.fault.every] += core.fault.bias
+    core.fault.distort(logits, [slot], [None])
     token = int(logits.argmax(-1))
     if slot.output_scores is not None:
         slot.output_scores.add_logits(logits, [token])
-    slot.output_ids.extend(_cut(slot, [token]))
+    slot.output_ids.extend(core.fault.emit(slot, _cut(slot, [token])))
 
 
 def _score_prompt(core: Core, slot: Slot, hidden: Tensor) -> None:

@@ -17,13 +17,14 @@ import torch
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.reference.config import DrafterConfig
 from specpilot_cli.engines.reference.decode import Core, Job, StepObserver
+from specpilot_cli.engines.reference.faults import Fault
 from specpilot_cli.engines.reference.scheduler import (
     DEFAULT_MAX_RUNNING,
     DEFAULT_PREFILL_ROWS,
     Scheduler,
 )
 from specpilot_cli.engines.reference.score import score_tokens
-from specpilot_cli.engines.reference.spec import EngineResult, LogitFault, SpecConfig, TokenScores
+from specpilot_cli.engines.reference.spec import EngineResult, SpecConfig, TokenScores
 from specpilot_cli.engines.reference.weights import load_drafter, load_target
 from specpilot_cli.errors import InputError, MachineError
 from specpilot_cli.io.hashing import sha256_folder
@@ -51,7 +52,7 @@ class ReferenceEngine:
         *,
         dtype: DtypeName = "float32",
         threads: int = 1,
-        fault: LogitFault | None = None,
+        fault: Fault | None = None,
     ) -> None:
         spec = spec or SpecConfig()
         if dtype not in _DTYPES:
@@ -72,6 +73,7 @@ class ReferenceEngine:
         for module in (self.model, self.drafter):
             if module is not None:
                 module.requires_grad_(False)
+        self._verifier = self.model if fault is None else fault.verifier(self.model)
         if spec.mode != "ar":
             self.check_block(spec.block)
         self.load_s = time.monotonic() - started
@@ -128,7 +130,8 @@ class ReferenceEngine:
         spec = spec or self.spec
         # an AR server must not pay for a drafter's context that nobody reads
         drafter = self.drafter if spec.mode != "ar" else None
-        return Core(self.model, drafter, spec, self.fault, observer)
+        fault = self.fault or Fault()
+        return Core(self.model, self._verifier, drafter, spec, fault, observer)
 
     def scheduler(
         self,

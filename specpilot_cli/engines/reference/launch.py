@@ -9,7 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.faults import Fault
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.errors import MachineError
 
 # Set by `engines/guard.py` for the server it starts.
@@ -38,7 +39,7 @@ def serve_command(
     threads: int = 1,
     dtype: str = "float32",
     max_running: int | None = None,
-    fault: LogitFault | None = None,
+    fault: Fault | None = None,
 ) -> list[str]:
     """The `specpilot serve` command of a reference server, for `engines.process.ServerProcess`."""
     command = [sys.executable, "-m", "specpilot_cli", "serve", "--target", str(target)]
@@ -50,8 +51,7 @@ def serve_command(
     if max_running is not None:
         command += ["--max-running", str(max_running)]
     if fault is not None:
-        command += ["--fault-after", str(fault.after), "--fault-every", str(fault.every)]
-        command += ["--fault-bias", repr(fault.bias)]
+        command += ["--fault", fault.argument]
     return command
 
 

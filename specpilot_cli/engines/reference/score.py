@@ -1,6 +1,6 @@
 """Teacher-forced log-probabilities in float32 (the exact pass that audits read, paper §3.3).
 
-Scoring never sees a `LogitFault`: it answers what the weights say about given tokens.
+Scoring never sees a fault: it answers what the weights say about given tokens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Settings and results of the reference engine: plain values, no torch.
 
 `SpecConfig` says how a step proposes tokens (none, the stock greedy chain, or a best-first
-tree, paper §2.1 and §4.2); `LogitFault` is the deliberate fault of the audit tests (paper
-§6.2); `EngineResult` is one finished request.
+tree, paper §2.1 and §4.2); `EngineResult` is one finished request.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -79,42 +77,6 @@ class SpecConfig:
         if self.mode == "tree":
             out["scoring"] = self.scoring
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class LogitFault:
-    """A deliberate fault: `bias` on every `every`-th token id after output position `after`.
-
-    It acts on the logits that choose served tokens with output index >= `after`, never on
-    scoring and never on the drafter. A server that runs with it says so in `/server_info`.
-    It exists so that an audit can be seen to reject (paper §6.2).
-    """
-
-    after: int
-    every: int = 7
-    bias: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.after < 0 or self.every < 1:
-            raise InputError(
-                "fault needs after >= 0 and every >= 1, "
-                f"got after={self.after}, every={self.every}",
-                hint="leave out --fault-after for no fault",
-            )
-        if not math.isfinite(self.bias):
-            raise InputError(
-                f"the bias of a fault must be a finite number, got {self.bias}",
-                hint="give a number of nats, such as 2",
-            )
-
-    def describe(self) -> dict[str, Any]:
-        """The fault as a JSON object."""
-        return {
-            "kind": "logit_bias",
-            "after_output_position": self.after,
-            "every_token_ids": self.every,
-            "bias": self.bias,
-        }
 
 
 @dataclass(frozen=True, slots=True)

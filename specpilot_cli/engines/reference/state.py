@@ -38,7 +38,7 @@ class RequestState:
         n_attention = config.n_layers - n_gdn
         shape = (n_attention, 2, capacity, config.n_kv_heads, config.head_dim)
         return cls(
-            kv=torch.empty(shape, dtype=dtype, device=device),
+            kv=torch.zeros(shape, dtype=dtype, device=device),
             window=torch.zeros(
                 n_gdn, config.conv_channels, config.conv_width - 1, dtype=dtype, device=device
             ),
@@ -90,12 +90,18 @@ def commit(state: RequestState, record: RowRecord, rows: list[int]) -> None:
         fresh = _take(record.mixed, index).transpose(1, 2)  # [n_gdn, C, m]
         width = state.window.shape[-1]
         state.window = torch.cat([state.window, fresh], dim=-1)[..., -width:]
-        key, value, g, beta = (
-            _take(rows_of, index).transpose(1, 2)
-            for rows_of in (record.key, record.value, record.g, record.beta)
-        )
-        state.recurrent = replay(key, value, g, beta, state.recurrent)
+        state.recurrent = advanced(state.recurrent, record, rows)
     state.length = end
+
+
+def advanced(recurrent: Tensor, record: RowRecord, rows: list[int]) -> Tensor:
+    """The recurrent state [n_gdn, Hv, K, V] after the given rows of one root path."""
+    index = torch.tensor(rows, device=recurrent.device)
+    key, value, g, beta = (
+        _take(rows_of, index).transpose(1, 2)
+        for rows_of in (record.key, record.value, record.g, record.beta)
+    )
+    return replay(key, value, g, beta, recurrent)
 
 
 def _take(per_layer: list[Tensor], index: Tensor) -> Tensor:

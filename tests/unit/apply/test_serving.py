@@ -15,7 +15,8 @@ from specpilot_cli.apply.reference.systems import SystemPlan, check_handshake, c
 from specpilot_cli.apply.serving import Fleet, _held_port, launch
 from specpilot_cli.engines.listeners import listens
 from specpilot_cli.engines.process import ServerProcess, check_port_free
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.faults import LogitFault
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.errors import MachineError, MeasurementInvalid
 from specpilot_cli.ui import SilentReporter
 from tests.ports import free_port

@@ -178,7 +178,7 @@ def broken_streams():
         "error event": (server_error, "out of memory"),
         "error after tokens": (midway_500, "HTTP 500"),
         "abort": (streams([CUMULATIVE[0], chunk(IDS[:2], 2, finish=abort)]), "aborted"),
-        "no ids": (streams([no_ids]), "output_ids"),
+        "no ids any more": (streams([CUMULATIVE[0], no_ids]), "output_ids"),
         "no meta": (streams([no_meta]), "meta_info"),
         "wrong count": (streams([chunk(IDS, 7, finish=LENGTH)]), "7 completion"),
         "no finish": (streams(CUMULATIVE[:2]), "finish reason"),

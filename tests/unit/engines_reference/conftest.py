@@ -17,8 +17,9 @@ from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig
 from specpilot_cli.engines.reference.drafter import Drafter, LatticeBatch
 from specpilot_cli.engines.reference.engine import ReferenceEngine
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.model import TargetModel
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.spec import SpecConfig
 
 VOCAB = 320
 CAPTURE = [0, 3, 6]

@@ -18,8 +18,9 @@ import pytest
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.process import ServerProcess, bind_port, check_port_free
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.launch import serve_command
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.io.jsonl import read_jsonl
 from specpilot_cli.io.lattice_file import read_lattice

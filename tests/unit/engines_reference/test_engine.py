@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from specpilot_cli.engines.base import GenerateRequest
-from specpilot_cli.engines.reference.spec import EngineResult, LogitFault, SpecConfig
+from specpilot_cli.engines.reference.faults import LogitFault
+from specpilot_cli.engines.reference.spec import EngineResult, SpecConfig
 from specpilot_cli.errors import InputError
 
 # Random weights amplify float32 rounding over eight layers; a stray row changes states by 0.1.

@@ -18,8 +18,8 @@ import uvicorn
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.engines.process import bind_port
+from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.server import ReferenceServer, ServerOptions
-from specpilot_cli.engines.reference.spec import LogitFault
 
 PROMPT = list(range(3, 20))
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}

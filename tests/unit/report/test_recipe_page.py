@@ -20,7 +20,8 @@ from specpilot_cli.ceiling.speedup import TauPoint, best_budget, speedup_at, spe
 from specpilot_cli.ceiling.step_times import load_step_times
 from specpilot_cli.convert_w12.plan import Outcome
 from specpilot_cli.engines.base import ForcedScores
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.faults import LogitFault
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.paired_bench.run import run_paired_bench
 from specpilot_cli.paired_bench.types import PairedBenchSettings, PairedBenchSummary
 from specpilot_cli.replay.intervals import Estimate
@@ -33,6 +34,7 @@ from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 from specpilot_cli.token_force.audit import AuditedEvent, Event
 from specpilot_cli.token_force.config import TokenForceSettings
+from specpilot_cli.token_force.coverage import coverage
 from specpilot_cli.token_force.result import EventInContext, TokenForceResult
 from specpilot_cli.token_force.rules import EventTally, event_rule, rate_rule, rate_summary
 from specpilot_cli.token_force.scorer import ScoredOutput
@@ -85,7 +87,9 @@ def _audit(mismatches: int, requests_with_event: int) -> TokenForceResult:
         verdict="reject" if rejects else "accept",
         reasons=("rate rule (pooled): mismatches exceed stock's",) if rejects else (),
         warnings=(), threshold=Threshold(0.125), settings=settings,
-        system=rate_summary(system), stock=rate_summary(stock), rate=rates, events=events,
+        system=rate_summary(system), stock=rate_summary(stock),
+        coverage=(coverage([o.record for o in system]), coverage([o.record for o in stock])),
+        rate=rates, events=events,
         audited=(), worst=(worst,) if requests_with_event else (), audit_clauses=(),
         detectable_rate_difference=0.0193, detectable_event_rate=0.0065,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from specpilot_cli.schema.outputs import OutputRecord
+from tests.unit.token_force.cli import N_REQUESTS, N_TOKENS
 from tests.unit.token_force.logit_scorer import LogitScorer
 
 VOCABULARY = 64
@@ -154,3 +156,32 @@ def toy_system() -> type[System]:
 @pytest.fixture(scope="session")
 def toy_serve() -> Any:
     return serve
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [
+        {
+            "request_id": f"p{index}",
+            "benchmark": "toy",
+            "text": f"{index:04d}",
+            "max_new_tokens": N_TOKENS,
+        }
+        for index in range(N_REQUESTS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def servers(make_server, toy_system, toy_serve):
+    """URLs of stock, AR, scorer, a lossless and a faulty system."""
+    systems = {
+        "stock": toy_system(1),
+        "ar": toy_system(2),
+        "scorer": toy_system(0, noise=0.0),
+        "lossless": toy_system(3),
+        "faulty": toy_system(3, bias=2.0, after=8),
+    }
+    return {name: make_server(toy_serve(system)) for name, system in systems.items()}

@@ -83,10 +83,15 @@ class Stock:
         return 99 if self.leaves_early and position == self.position - 1 else position
 
 
-def explain(*, scorer=None, probe=None, records=(), event=EVENT, **settings):
+def explain(*, scorer=None, probe=None, records=(), event=EVENT, at_once=1, **settings):
     means = AuditMeans(scorer or FixedScorer(), tuple({"r": r} for r in records), probe)
     (done,) = audit(
-        [event], {"r": record()}, means, LIMIT, TokenForceSettings(**settings), label="events"
+        [event],
+        {"r": record()},
+        means,
+        LIMIT,
+        TokenForceSettings(probe_concurrency=at_once, **settings),
+        label="events",
     )
     return done.explanation
 

@@ -1,66 +1,12 @@
-"""`specpilot token-force` as a process, against local servers that behave or do not."""
+"""`specpilot token-force` from its command line, against local servers."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import time
 
 import pytest
 
-N_TOKENS = 24
-N_REQUESTS = 10
-
-
-def run(*args, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "specpilot_cli", "token-force", *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-
-
-@pytest.fixture
-def prompts(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    rows = [
-        {
-            "request_id": f"p{index}",
-            "benchmark": "toy",
-            "text": f"{index:04d}",
-            "max_new_tokens": N_TOKENS,
-        }
-        for index in range(N_REQUESTS)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-@pytest.fixture
-def servers(make_server, toy_system, toy_serve):
-    """URLs of stock, AR, scorer, a lossless and a faulty system."""
-    systems = {
-        "stock": toy_system(1),
-        "ar": toy_system(2),
-        "scorer": toy_system(0, noise=0.0),
-        "lossless": toy_system(3),
-        "faulty": toy_system(3, bias=2.0, after=8),
-    }
-    return {name: make_server(toy_serve(system)) for name, system in systems.items()}
-
-
-def flags(servers, system):
-    return [
-        "--system", servers[system].url, "--stock", servers["stock"].url,
-        "--scorer", servers["scorer"].url, "--ar", servers["ar"].url,
-    ]  # fmt: skip
+from tests.unit.token_force.cli import N_REQUESTS, flags, run
 
 
 def test_a_lossless_server_is_accepted(servers, prompts, tmp_path):
@@ -98,6 +44,7 @@ def test_saved_answers_give_the_same_result_without_the_servers(servers, prompts
         *flags(servers, "faulty"), "--prompts", prompts, "--save-outputs", saved, "--json",
         cwd=tmp_path,
     )  # fmt: skip
+    assert live.returncode == 1, live.stderr
     assert sorted(path.name for path in saved.iterdir()) == [
         "ar.jsonl",
         "stock.jsonl",
@@ -128,8 +75,8 @@ def test_saved_answers_are_not_overwritten_without_force(servers, prompts, tmp_p
 
 def test_every_system_gets_the_ids_the_first_server_made_of_the_text(servers, prompts, tmp_path):
     assert run(*flags(servers, "lossless"), "--prompts", prompts, cwd=tmp_path).returncode == 0
-    asked = [body for body in servers["lossless"].seen if "text" in body]
-    assert len(asked) == N_REQUESTS
+    asked = [body["text"] for body in servers["lossless"].seen if "text" in body]
+    assert len(set(asked)) == N_REQUESTS
     assert all("input_ids" in body for body in servers["stock"].seen if body)
     assert not any("text" in body for body in servers["ar"].seen)
 
@@ -153,76 +100,6 @@ def test_too_few_prompts_are_no_verdict(servers, prompts, tmp_path):
     assert "verdict:" not in done.stdout
 
 
-def hostile(kind, good):
-    """A script that behaves as `good` does until request number 4, then not."""
-    state = {"asked": 0}
-
-    def script(exchange):
-        if exchange.path != "/generate":
-            good(exchange)
-            return
-        state["asked"] += 1
-        if state["asked"] < 4:
-            good(exchange)
-        elif kind == "wrong json":
-            exchange.reply(b"<html>bad gateway</html>")
-        elif kind == "http 500":
-            exchange.reply(b"Internal Server Error", status=500)
-        elif kind == "early close":
-            exchange.open_stream()
-            exchange.raw(b"data: {")
-            exchange.drop()
-        elif kind == "nan":
-            reply_with_nan(exchange, good)
-        elif kind == "wrong count":
-            reply_with_wrong_count(exchange)
-        elif kind == "slow trickle":
-            exchange.open_stream()
-            for _ in range(100):
-                exchange.raw(b": keep-alive\n\n")
-                time.sleep(0.1)
-
-    return script
-
-
-def reply_with_nan(exchange, good):
-    class Spoiling:
-        path, body = exchange.path, exchange.body
-
-        def stream(self, events):
-            exchange.stream(events)
-
-        def reply(self, payload):
-            payload["meta_info"]["input_token_logprobs"][2][0] = float("nan")
-            exchange.reply(payload)
-
-    good(Spoiling())
-
-
-def reply_with_wrong_count(exchange):
-    limit = exchange.body["sampling_params"]["max_new_tokens"]
-    meta = {"prompt_tokens": 4, "completion_tokens": limit + 1, "finish_reason": {"type": "length"}}
-    exchange.stream([{"output_ids": [1] * limit, "meta_info": meta}])
-
-
-KINDS = ["wrong json", "http 500", "early close", "wrong count", "slow trickle"]
-
-
-@pytest.mark.parametrize(
-    ("role", "kind"),
-    [*[("lossless", kind) for kind in KINDS], *[("scorer", kind) for kind in [*KINDS, "nan"]]],
-)
-def test_a_hostile_server_never_gets_a_verdict(servers, prompts, tmp_path, role, kind):
-    servers[role].script = hostile(kind, servers[role].script)
-    done = run(
-        *flags(servers, "lossless"), "--prompts", prompts, "--timeout", "2", "--json", cwd=tmp_path
-    )
-    assert done.returncode == 4, done.stderr
-    assert done.stdout == ""
-    assert "hint:" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize("role", ["--system", "--stock", "--scorer", "--ar"])
 def test_an_unreachable_server_is_the_machines_fault_before_any_work(
     servers, prompts, tmp_path, role
@@ -235,23 +112,6 @@ def test_an_unreachable_server_is_the_machines_fault_before_any_work(
     assert f"the {name} server at http://127.0.0.1:9 does not answer" in done.stderr
     assert "hint:" in done.stderr
     assert all("sampling_params" not in body for s in servers.values() for body in s.seen)
-
-
-def test_a_server_that_dies_midway_gives_no_verdict(servers, prompts, tmp_path):
-    good = servers["scorer"].script
-    state = {"asked": 0}
-
-    def script(exchange):
-        state["asked"] += exchange.path == "/generate"
-        if state["asked"] > 5:
-            exchange.drop()
-        else:
-            good(exchange)
-
-    servers["scorer"].script = script
-    done = run(*flags(servers, "lossless"), "--prompts", prompts, cwd=tmp_path)
-    assert done.returncode in (3, 4)
-    assert "verdict:" not in done.stdout
 
 
 @pytest.mark.parametrize(

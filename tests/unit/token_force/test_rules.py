@@ -190,6 +190,6 @@ def test_detectable_rate_allows_for_the_spread_of_a_rate_not_yet_seen():
     tokens = np.full(10, 100.0)
     nothing = Counts(np.zeros(10), tokens)
     test = rate_test("pooled", nothing, nothing, alpha=0.05, margin=0.005)
-    found = detectable_rate_difference(test, 1000, 1000)
+    found = detectable_rate_difference(test)
     se = math.sqrt(found * (1 - found) / 1000)
     assert found == pytest.approx(0.005 + 2 * 1.833 * se, rel=1e-3)

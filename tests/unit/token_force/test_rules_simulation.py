@@ -87,10 +87,20 @@ def test_at_stocks_own_rate_no_system_is_rejected(cv):
     assert rejection_rate(rate=STOCK_RATE, cv=cv, n_requests=50) == 0.0
 
 
-@pytest.mark.parametrize(("cv", "least"), [(0.3, 0.99), (0.6, 0.95), (1.0, 0.65)])
-def test_two_percent_is_caught_with_seventy_thousand_tokens(cv, least):
-    # 2.0 % is the paper's faulty 27B system; 50 requests hold 70k tokens.
-    assert rejection_rate(rate=0.020, cv=cv, n_requests=50) >= least
+@pytest.mark.parametrize(
+    ("cv", "shared", "least"),
+    [(0.3, False, 0.99), (0.6, False, 0.95), (1.0, True, 0.95), (1.0, False, 0.65)],
+)
+def test_two_percent_is_caught_with_seventy_thousand_tokens(cv, shared, least):
+    """2.0 % is the paper's faulty 27B system; 50 requests hold 70k tokens.
+
+    95 %, except where rates spread by 100 % and not because of the prompts: see below.
+    """
+    assert rejection_rate(rate=0.020, cv=cv, n_requests=50, shared=shared) >= least
+
+
+def test_the_widest_spread_that_prompts_do_not_share_takes_twice_the_tokens():
+    assert rejection_rate(rate=0.020, cv=1.0, n_requests=100) >= 0.95
 
 
 def stratified(*, extra, n_requests, base=STOCK_RATE, cv=0.6, seed=1):

@@ -10,7 +10,8 @@ import pytest
 from specpilot_cli.apply.reference.dry_run import plan_run
 from specpilot_cli.apply.reference.preflight import ApplySettings, CheckedRecipe
 from specpilot_cli.apply.reference.run import plan_systems
-from specpilot_cli.engines.reference.spec import LogitFault, SpecConfig
+from specpilot_cli.engines.reference.faults import LogitFault
+from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.errors import InputError, MachineError
 
 Check = Callable[..., CheckedRecipe]
@@ -90,7 +91,7 @@ def test_plan_of_a_fixed_budget_on_given_ports(checked: Check, tmp_path: Path) -
     assert plan.node_budgets == (8, 12, 16)
     assert [server.port for server in plan.servers] == [23456, 23457, 23458]
     assert "--nodes 12 " in plan.servers[1].command
-    assert "--fault-after 0 --fault-every 5 --fault-bias 1.5" in plan.servers[1].command
+    assert "--fault logit-bias:after=0,every=5,bias=1.5" in plan.servers[1].command
     assert plan.fault == fault
 
 
