@@ -108,7 +108,7 @@ def bench_settings(
     aa_limit = gate.aa_prompts_per_benchmark
     return PairedBenchSettings(
         runs=gate.runs,
-        batch=requests,
+        batches=(requests,),
         aa_sessions=gate.aa_sessions,
         aa_limit=None if aa_limit is None else min(aa_limit, limit),
         warmup=gate.warmup,

@@ -181,7 +181,7 @@ def _settings(
     from specpilot_cli.paired_bench.types import PairedBenchSettings
 
     return PairedBenchSettings(
-        runs=runs, batch=batch, block_requests=block, aa_sessions=aa, aa_limit=aa_limit,
+        runs=runs, batches=(batch,), block_requests=block, aa_sessions=aa, aa_limit=aa_limit,
         warmup=warmup, limit=limit,
     )  # fmt: skip
 

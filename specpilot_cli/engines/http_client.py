@@ -20,7 +20,7 @@ import httpx
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
 from specpilot_cli.engines.http_parts import checked_url, drain, first_error, status_text
-from specpilot_cli.engines.lean_transport import LeanTransport
+from specpilot_cli.engines.lean_transport import LeanTransport, Stamped
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
@@ -244,7 +244,8 @@ class AsyncHttpEngine:
                 ) from error
             if raw is None:
                 raise wire.invalid(request_id, "the stream ended before [DONE]")
-            for event in parser.feed(raw, time.monotonic()):
+            arrived_s = raw.at_s if isinstance(raw, Stamped) else time.monotonic()
+            for event in parser.feed(raw, arrived_s):
                 last_event_s = event.last_byte_s
                 if event.payload == b"[DONE]":
                     await drain(chunks)

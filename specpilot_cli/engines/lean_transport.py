@@ -23,6 +23,16 @@ Origin = tuple[str, int]
 Headers = list[tuple[bytes, bytes]]
 
 
+class Stamped(bytes):
+    """Bytes with the moment at which the last of them arrived, on the monotonic clock.
+
+    The event loop hands over what has arrived on all connections before anyone works on it, so this
+    time does not contain the work on other streams.
+    """
+
+    at_s: float
+
+
 class _Body:
     """Decodes one body as it arrives: by chunks, by length, or up to the connection's end."""
 
@@ -108,6 +118,7 @@ class _Connection(asyncio.Protocol):
         self._received = bytearray()
         self._parts: deque[bytes] = deque()
         self._held = 0
+        self._arrived_s = 0.0
         self._paused = False
         self._body: _Body | None = None
         self._keep = True
@@ -173,12 +184,13 @@ class _Connection(asyncio.Protocol):
             self._body.finished = True
         return status, headers
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def parts(self) -> AsyncIterator[Stamped]:
         """The body; each part is everything that has arrived by then."""
         assert self._body is not None
         while True:
             if self._parts:
-                part = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+                part = Stamped(b"".join(self._parts))
+                part.at_s = self._arrived_s
                 self._parts.clear()
                 self._held = 0
                 if self._paused and self._transport is not None and not self.closed:
@@ -196,7 +208,9 @@ class _Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether the answer is complete and the peer keeps the connection."""
-        done = self._body is not None and self._body.finished and not self._body.ends_with_connection
+        done = (
+            self._body is not None and self._body.finished and not self._body.ends_with_connection
+        )
         return done and self._keep and not self.closed and self._error is None
 
     def close(self) -> None:
@@ -216,6 +230,7 @@ class _Connection(asyncio.Protocol):
             self._keep = self._keep and not extra
         if own:
             self._parts.append(own)
+            self._arrived_s = time.monotonic()
             self._held += len(own)
             if self._held > _PAUSE_BYTES and not self._paused and self._transport is not None:
                 self._paused = True

@@ -183,11 +183,18 @@ def basis_rows(summary: PairedBenchSummary) -> list[tuple[str, str]]:
     pairs.append(
         (
             "method",
-            f"{settings.runs} runs in swapped order, {settings.batch} in flight, measured in "
+            f"{settings.runs} runs in swapped order, {levels_text(settings.batches)} in flight, "
+            f"measured in "
             f"{format_seconds(summary.wall_s)}",
         )
     )
     return pairs
+
+
+def levels_text(batches: Sequence[int]) -> str:
+    """`1`, or `1, 8 and 32`."""
+    *first, last = map(str, batches)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def noise_text(noise: Noise, *, names: SystemNames = ROLES) -> str:
