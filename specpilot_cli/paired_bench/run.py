@@ -332,4 +332,7 @@ def _machine_remarks(facts: _Facts) -> list[str]:
     for name, found in facts.info.items():
         if mechanism_state(found).get("fault"):
             said.append(f"{name} runs with an injected fault")
+        slowed = mechanism_state(found).get("slowed_ratio")
+        if slowed:
+            said.append(f"{name} is made {slowed:.1%} slower on purpose")
     return [*said, *gpu_remarks(facts.gpus)]
