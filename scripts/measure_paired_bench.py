@@ -95,12 +95,13 @@ def condition(args: argparse.Namespace, folder: Path, *, paced: bool) -> dict[st
             systems = {"baseline": engines["baseline"], "candidate": engines[candidate]}
             rows = []
             for number in range(times):
-                found = run_paired_bench(
-                    systems, asked, settings=alone, basis=Basis(noise=noise)
-                )
+                found = run_paired_bench(systems, asked, settings=alone, basis=Basis(noise=noise))
                 rows.append(row(found))
-                print(f"paced={paced} {candidate} {number + 1}/{times}: {rows[-1]['verdict']} "
-                      f"{found.summary.gain and found.summary.gain.gain_ratio:.4f}", flush=True)
+                print(
+                    f"paced={paced} {candidate} {number + 1}/{times}: {rows[-1]['verdict']} "
+                    f"{found.summary.gain and found.summary.gain.gain_ratio:.4f}",
+                    flush=True,
+                )
             return rows
 
         same, slow = compare("same", args.same), compare("slow", args.slow)

@@ -16,9 +16,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-)
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _TEXT_PER_TOKEN = " word"
 
 

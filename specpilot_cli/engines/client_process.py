@@ -238,4 +238,3 @@ def main() -> None:
             failure = error.with_traceback(None)
             failure.__cause__ = failure.__context__ = None
         _write(writing, _Reply(value, failure, time.process_time(), child.lag_s))
-

@@ -9,6 +9,7 @@ callback. Plain http only; no redirects, proxies or upgrades.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -342,5 +343,7 @@ class LeanTransport(httpx.AsyncBaseTransport):
         except TimeoutError as error:
             raise httpx.ConnectTimeout(f"no connection within {limit_s:g} s") from error
         except OSError as error:
-            raise httpx.ConnectError(error.strerror or str(error)) from error
+            known = error.errno is not None and error.errno > 0  # name errors have others
+            reason = os.strerror(error.errno or 0) if known else str(error)
+            raise httpx.ConnectError(reason) from error
         return connection

@@ -88,9 +88,7 @@ def _template_text(folder: Path, config: dict[str, Any]) -> str:
         return file.read_text(encoding="utf-8")
     found = config.get("chat_template")
     if isinstance(found, list):  # several by name; the plain one is called default
-        found = next(
-            (one.get("template") for one in found if one.get("name") == "default"), None
-        )
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
     if not isinstance(found, str):
         raise InputError(
             f"no chat template in `{folder}`",

@@ -109,9 +109,7 @@ BENCHMARKS = {
 }  # fmt: skip
 
 
-def load_benchmark(
-    spec: str, *, max_new_tokens: int, part: Part = "dev"
-) -> LoadedBenchmark:
+def load_benchmark(spec: str, *, max_new_tokens: int, part: Part = "dev") -> LoadedBenchmark:
     """Load `NAME`, `NAME=FILE`, or either with `#SHA256` to pin a source that is not known.
 
     part: the half of the questions to take, split by the hash of each question, so that one half
@@ -181,9 +179,7 @@ def _own(given: str, max_new_tokens: int, part: Part) -> LoadedBenchmark:
         prompt.model_copy(update={"max_new_tokens": max_new_tokens})
         for prompt in read_prompts(path)
     ]
-    return LoadedBenchmark(
-        OWN, _taken(prompts, part), "bundled", _file_digest(path), "Apache-2.0"
-    )
+    return LoadedBenchmark(OWN, _taken(prompts, part), "bundled", _file_digest(path), "Apache-2.0")
 
 
 def _questions(benchmark: Benchmark, rows: Sequence[Row], path: Path) -> list[str]:

@@ -27,7 +27,7 @@ from specpilot_cli.paired_bench.analysis import (
 from specpilot_cli.paired_bench.announce import announce_plan, noise_sentence
 from specpilot_cli.paired_bench.client import Clock
 from specpilot_cli.paired_bench.gpu_watch import GpuWatch, gpu_remarks, summarise
-from specpilot_cli.paired_bench.journal import Journal
+from specpilot_cli.paired_bench.journal import Journal, changed_keys
 from specpilot_cli.paired_bench.machine import (
     describe_machine,
     gpu_state,
@@ -78,11 +78,13 @@ class JournalFile:
 class Basis:
     """What a benchmark is told beside systems, prompts and settings.
 
-    noise: A/A noise of an earlier calibration. form: how texts became token ids.
+    noise: A/A noise of an earlier calibration. form: how texts became token ids. calibrated: what
+    the baseline of that calibration said of itself; ours must be the same.
     """
 
     noise: Noise | None = None
     form: PromptForm | None = None
+    calibrated: Mapping[str, Any] | None = None
 
 
 def run_paired_bench(
@@ -173,9 +175,12 @@ class _Bench:
         if self.basis.noise is not None:
             reporter.note(noise_sentence(self.basis.noise, settings))
         info = self.stage.describe()
+        self._check_calibrated(info)
         header = self._header(info, prompts)
         book = _open(journal, header)
         work = Measurement(self.stage, settings, warmup, reporter, book, clock, cpu_clock)
+        if self.stage.fresh and self.basis.calibrated is not None:
+            work.infos[BASELINE] = dict(self.basis.calibrated)  # the first launch must be alike
         reasons: tuple[str, ...] = ()
         try:
             with GpuWatch() as watch:
@@ -193,6 +198,16 @@ class _Bench:
         for remark in summary.warnings:
             reporter.warn(remark)
         return PairedBenchResult(summary, tuple(work.rows), timed, facts.info)
+
+    def _check_calibrated(self, info: ServerInfo) -> None:
+        if self.basis.calibrated is None or self.stage.fresh:
+            return
+        changed = changed_keys(self.basis.calibrated, info[BASELINE])
+        if changed:
+            raise InputError(
+                f"the noise was calibrated on another baseline; changed: {', '.join(changed[:5])}",
+                hint="calibrate again with this baseline",
+            )
 
     def _noise(self, work: Measurement) -> Noise:
         if self.basis.noise is not None:

@@ -18,9 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 from specpilot_cli import stats
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json_model
+from specpilot_cli.paired_bench.journal import read_finished
 from specpilot_cli.paired_bench.promotion import decide
 from specpilot_cli.paired_bench.ratios import estimate_gain
-from specpilot_cli.paired_bench.types import ENOUGH_AA_SESSIONS, Noise, PairedBenchSummary
+from specpilot_cli.paired_bench.types import (
+    ENOUGH_AA_SESSIONS,
+    Noise,
+    PairedBenchSummary,
+    TimedRequest,
+)
 from specpilot_cli.schema.result import SCHEMA_VERSION, Envelope
 
 _HINT = "the file was edited or damaged: measure again"
@@ -55,6 +61,15 @@ def read_saved(path: Path) -> tuple[Envelope, PairedBenchSummary]:
     if problem is not None:
         raise InputError(f"`results.{problem}", where=str(path), hint=_HINT)
     return envelope, summary
+
+
+def saved_rows(path: Path) -> list[TimedRequest]:
+    """Every answer behind the result in `path`, from the journal beside it.
+
+    Raises InputError if the journal is not there.
+    """
+    journal = path.with_suffix(".journal.jsonl")
+    return [row for run in read_finished(journal).values() for row in run.rows]
 
 
 def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]:

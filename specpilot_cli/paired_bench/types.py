@@ -46,10 +46,10 @@ class PairedBenchSettings:
     and four batches otherwise. aa_sessions: K, baseline against itself; 0 where the noise of an
     earlier calibration is used. aa_limit: requests per benchmark in those sessions (None = all;
     fewer make the measured noise larger, never smaller on average). warmup: requests outside the
-    timed set; None means one batch of the largest level. limit: timed requests per benchmark. base_identical_ratio,
-    base_diverging_ratio: least gain worth promoting when all output tokens equal the baseline's,
-    and when some differ (paper §3.2). sigma_*_log: assumed request noise, for the plan that is
-    printed before the measurement only.
+    timed set; None means one batch of the largest level. limit: timed requests per benchmark.
+    base_identical_ratio, base_diverging_ratio: least gain worth promoting when all output tokens
+    equal the baseline's, and when some differ (paper §3.2). sigma_*_log: assumed request noise,
+    for the plan that is printed before the measurement only.
     """
 
     runs: int = 2

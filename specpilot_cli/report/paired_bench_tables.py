@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specpilot_cli.paired_bench.types import (
     AR,
@@ -96,6 +96,20 @@ def benchmark_table(summary: PairedBenchSummary, *, names: SystemNames = ROLES) 
     )  # fmt: skip
 
 
+def level_tables(
+    summary: PairedBenchSummary, *, names: SystemNames = ROLES
+) -> tuple[ReportTable, ...]:
+    """The benchmark table of each batch size; empty if there was only one."""
+    tables = []
+    for level in summary.levels:
+        alone = replace(
+            summary, gain=level.gain, benchmarks=level.benchmarks, systems=level.systems
+        )
+        table = benchmark_table(alone, names=names)
+        tables.append(replace(table, title=f"{level.batch} in flight: {table.title}", note=""))
+    return tuple(tables)
+
+
 def over_ar_table(summary: PairedBenchSummary, *, names: SystemNames = ROLES) -> ReportTable:
     """Speedups over plain decoding, a row per benchmark; no rows if it did not take part."""
     rows: list[tuple[str, ...]] = []
@@ -178,6 +192,8 @@ def basis_rows(summary: PairedBenchSummary) -> list[tuple[str, str]]:
         )
         if gap is not None:
             text += f", {format_seconds(max(gap, 0.0))} to send the next request"
+        if client.loop_lag_p99_s is not None:
+            text += f", event loop at most {format_seconds(client.loop_lag_p99_s)} late (p99)"
         pairs.append(("client", text))
     settings = summary.settings
     pairs.append(

@@ -98,9 +98,7 @@ class ReferenceServer:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         scheduler = self.engine.scheduler(max_running=self.options.max_running)
         options = self.options
-        self._thread = EngineThread(
-            scheduler, pace_s=options.pace_s, slow_ratio=options.slow_ratio
-        )
+        self._thread = EngineThread(scheduler, pace_s=options.pace_s, slow_ratio=options.slow_ratio)
         self._thread.start()
         try:
             yield

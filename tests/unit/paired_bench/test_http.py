@@ -164,7 +164,7 @@ def test_requests_in_flight_reach_the_server_together(
     ("arguments", "code", "words"),
     [
         (["--candidate", "http://127.0.0.1:9"], 2, "--baseline is missing"),
-        (["--baseline", "nonsense", "--candidate", "http://127.0.0.1:9"], 2, "not a server URL"),
+        (["--baseline", "nonsense", "--candidate", "http://127.0.0.1:9"], 2, "names no system"),
         (["--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0.0.1:9"], 3,
          "does not answer"),
         (["--baseline", "http://127.0.0.1:9", "--candidate", "http://127.0.0.1:9", "--runs", "3"],
