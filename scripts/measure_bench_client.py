@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace, every: int, form: str, *, lean: bool) -> d
                     "loop_lag_p99_ms": 1e3 * (engine.loop_lag_p99_s or 0.0),
                 }
         else:
-            with mock.patch.object(http_client, "LeanTransport", lambda **_: None):
+            with mock.patch.object(http_client, "LeanTransport", return_value=None):
                 plain = HttpEngine(url)
             with plain:
                 plain.generate_many(requests(args, "warm", 1), concurrency=args.streams)
@@ -144,8 +144,8 @@ def main() -> int:
             f"mean {row['overhead_mean_pct']:.2f} %, max {row['overhead_max_pct']:.2f} %"
         )
     load = os.getloadavg()[0]
-    setup = {"load_average_1min": load, "streams": args.streams, "rate_tok_per_s": args.rate, "tokens": args.tokens,
-             "rounds": args.rounds, "goal_pct": GOAL_PCT}  # fmt: skip
+    setup = {"load_average_1min": load, "streams": args.streams, "rate_tok_per_s": args.rate,
+             "tokens": args.tokens, "rounds": args.rounds, "goal_pct": GOAL_PCT}  # fmt: skip
     worst = max(row["overhead_mean_pct"] for row in rows[:-1])
     found = {"setup": setup, "worst_mean_pct": worst, "rows": rows}
     envelope = build_envelope("scripts/measure_bench_client.py", found)

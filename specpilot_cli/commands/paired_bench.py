@@ -307,7 +307,7 @@ def _measure(
             raise
     _keep(result, kept)
     environment = {
-        **result.summary.environment, "urls": dict(systems.sources), "gpus": list(systems.gpus),
+        **result.summary.environment, "urls": dict(systems.sources), "devices": list(systems.gpus),
         "benchmarks": loaded.origins, "baseline_sweep": opened.sweep,
     }  # fmt: skip
     result = replace(result, summary=replace(result.summary, environment=environment))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ def chunked(parts: list[bytes]) -> bytes:
 
 def pieces(data: bytes, cuts: list[int]) -> Iterator[bytes]:
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         yield data[a:b]
 
 

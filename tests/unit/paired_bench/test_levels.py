@@ -68,9 +68,7 @@ def calibrated(rates: tuple[float, float]) -> PairedBenchResult:
         for name, rate in zip(("baseline", "baseline_again"), rates, strict=True)
     }
     settings = PairedBenchSettings(aa_sessions=8)
-    return run_calibration(
-        pair, prompts(), settings=settings, clock=clock, cpu_clock=lambda: 0.0
-    )
+    return run_calibration(pair, prompts(), settings=settings, clock=clock, cpu_clock=lambda: 0.0)
 
 
 def test_a_calibration_measures_noise_and_judges_nothing() -> None:
