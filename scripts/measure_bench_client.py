@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace, every: int, form: str, *, lean: bool) -> d
                     "loop_lag_p99_ms": 1e3 * (engine.loop_lag_p99_s or 0.0),
                 }
         else:
-            with mock.patch.object(http_client, "LeanTransport", return_value=None):
+            with mock.patch.object(http_client, "lean", return_value=None):
                 plain = HttpEngine(url)
             with plain:
                 plain.generate_many(requests(args, "warm", 1), concurrency=args.streams)

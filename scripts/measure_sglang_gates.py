@@ -32,6 +32,7 @@ from sglang_bench import phases
 from sglang_bench.book import Book, Clock
 from sglang_bench.fleet import Fleet, ServerSpec, gpu_state, wait_memory_free
 from sglang_bench.phases import Bench
+
 from specpilot_cli.apply.recipes import take_per_benchmark
 from specpilot_cli.io.jsonl import write_jsonl
 from specpilot_cli.io.prompts_file import read_prompts

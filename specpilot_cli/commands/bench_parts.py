@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -263,7 +264,10 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What is kept: the result and its journal, answers for token-force, a table."""
+    """What is kept: the result and its journal, answers for token-force, a table; how it is shown.
+
+    inputs: files that no output may be.
+    """
 
     output: Path | None
     save_outputs: Path | None = None
@@ -271,7 +275,10 @@ class OutputOptions:
     redact: bool = False
     resume: bool = False
     force: bool = False
-    inputs: tuple[Path | None, ...] = field(default=())
+    as_json: bool = False
+    exit_zero: bool = False
+    quiet: bool = False
+    inputs: tuple[Path | None, ...] = ()
 
     @property
     def journal(self) -> Path | None:
@@ -280,13 +287,11 @@ class OutputOptions:
             return None
         return self.output.with_suffix(".journal.jsonl")
 
-    @property
-    def work(self) -> Path | None:
-        """Logs of servers that are started lie there; None: a folder that is thrown away."""
-        return None if self.journal is None else self.journal.with_name(f"{self.stem}.servers")
-
-    @property
-    def stem(self) -> str:
-        """The result's name without its suffix."""
-        assert self.output is not None
-        return self.output.stem
+    @contextmanager
+    def work_folder(self) -> Iterator[Path]:
+        """Where servers that are started keep their logs: beside the result, or thrown away."""
+        if self.output is not None and self.journal is not None:
+            yield self.journal.with_name(f"{self.output.stem}.servers")
+            return
+        with tempfile.TemporaryDirectory(prefix="specpilot-bench-") as folder:
+            yield Path(folder)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from specpilot_cli.commands import bench_parts, options
+from specpilot_cli.commands import bench_answers, bench_parts, options
 from specpilot_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,13 +16,11 @@ if TYPE_CHECKING:
     from specpilot_cli.paired_bench.types import (
         PairedBenchResult,
         PairedBenchSettings,
-        PairedBenchSummary,
     )
     from specpilot_cli.schema.result import Envelope
     from specpilot_cli.ui import Reporter
 
 _SYSTEMS, _REQUESTS, _MEASURE = "Systems", "Requests", "Measurement"
-_SAVED_SYSTEMS = ("baseline", "candidate", "ar")
 
 
 def _system(help_text: str, metavar: str = "SYSTEM", **more: Any) -> Any:
@@ -134,15 +129,13 @@ Saved = Annotated[
 def paired_bench(
     baseline: Baseline = None, candidate: Candidate = None, ar: Ar = None,
     baseline_again: BaselineAgain = None, gpus: Gpus = None, fresh: Fresh = False,
-    sweep: Sweep = None,
-    prompts: Prompts = None, benchmark: Benchmarks = None, max_new_tokens: MaxNewTokens = 2048,
-    tokenizer: TokenizerFolder = None, chat: Chat = False, thinking: Thinking = None,
-    limit: Limit = None, warmup: Warmup = None, sealed: Sealed = False, seen: Seen = None,
-    runs: Runs = 2, batch: Batch = "1", aa: Aa = 3, aa_limit: AaLimit = None,
+    sweep: Sweep = None, prompts: Prompts = None, benchmark: Benchmarks = None,
+    max_new_tokens: MaxNewTokens = 2048, tokenizer: TokenizerFolder = None, chat: Chat = False,
+    thinking: Thinking = None, limit: Limit = None, warmup: Warmup = None, sealed: Sealed = False,
+    seen: Seen = None, runs: Runs = 2, batch: Batch = "1", aa: Aa = 3, aa_limit: AaLimit = None,
     calibrate: Calibrate = None, noise: NoiseFile = None, block: Block = None,
-    timeout: Timeout = 600.0, stall_timeout: Stall = 60.0,
-    save_outputs: SaveOutputs = None, export: Export = None, redact: Redact = False,
-    resume: Resume = False, saved: Saved = None,
+    timeout: Timeout = 600.0, stall_timeout: Stall = 60.0, save_outputs: SaveOutputs = None,
+    export: Export = None, redact: Redact = False, resume: Resume = False, saved: Saved = None,
     as_json: options.JsonFlag = False, output: options.OutputFile = None,
     force: options.ForceFlag = False, quiet: options.QuietFlag = False,
     exit_zero: options.ExitZeroFlag = False,
@@ -156,8 +149,6 @@ def paired_bench(
 
         specpilot paired-bench --baseline URL --candidate URL --prompts unseen.jsonl -o bench.json
 
-        specpilot paired-bench --baseline URL --calibrate 8 --benchmark own -o noise.json
-
         specpilot paired-bench --baseline stock.yaml --candidate tuned.yaml --gpus 0,1 \\
           --benchmark gsm8k --tokenizer MODEL --chat --batch 1,8 -o bench.html
 
@@ -167,36 +158,22 @@ def paired_bench(
         tuple(prompts or ()), tuple(benchmark or ()), max_new_tokens, tokenizer, chat, thinking,
         sealed, tuple(seen or ()),
     )  # fmt: skip
+    sources = _given(baseline=baseline, candidate=candidate, ar=ar, baseline_again=baseline_again)
     systems = bench_parts.SystemOptions(
-        _given(baseline=baseline, candidate=candidate, ar=ar, baseline_again=baseline_again),
-        tuple(gpus.split(",")) if gpus else (), fresh, timeout, stall_timeout,
+        sources, tuple(gpus.split(",")) if gpus else (), fresh, timeout, stall_timeout
+    )
+    kept = bench_parts.OutputOptions(
+        output, save_outputs, export, redact, resume, force, as_json, exit_zero, quiet,
+        (*request.inputs(), *(saved or ()), noise, sweep, *(seen or ())),
     )  # fmt: skip
-    inputs = (*request.inputs(), *(saved or ()), noise, sweep, *(seen or ()))
-    kept = bench_parts.OutputOptions(output, save_outputs, export, redact, resume, force, inputs)
-    shown = _Shown(as_json, exit_zero, quiet)
-    _check_outputs(kept)
+    bench_answers.check_outputs(kept)
     if saved:
-        _show_saved(
-            saved, kept, shown, alone=not (systems.sources or prompts or benchmark or sweep)
-        )
+        alone = not any((sources, prompts, benchmark, sweep))
+        bench_answers.show_saved(saved, kept, alone=alone)
         return
     sessions = _sessions(aa, calibrate, noise, sweep)
     settings = _settings(runs, batch, block, sessions, aa_limit, warmup, limit)
-    if sweep is not None:
-        _finish_sweep(sweep, request, settings, kept, shown)
-    result, envelope = _measure(
-        systems, request, settings, kept, noise, only_noise=calibrate is not None, quiet=quiet
-    )
-    _finish(envelope, result.summary, kept, shown)
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """How the answer is given."""
-
-    as_json: bool
-    exit_zero: bool
-    quiet: bool
+    _run(systems, request, settings, kept, noise, sweep, only_noise=calibrate is not None)
 
 
 def _given(**sources: str | None) -> dict[str, str]:
@@ -220,26 +197,6 @@ def _sessions(aa: int, calibrate: int | None, noise: Path | None, sweep: Path | 
     return aa if noise is None else 0
 
 
-def _check_outputs(kept: bench_parts.OutputOptions) -> None:
-    """The result, its journal, answers and table: all can be written, and none is an input."""
-    from specpilot_cli.report.paired_bench_export import check_export
-
-    options.check_output(kept.output, kept.force, ".html")
-    check_export(kept.export)
-    if kept.export is not None:
-        options.check_new_file(kept.export, kept.export.suffix, where="--export", force=kept.force)
-    if kept.redact and kept.save_outputs is not None:
-        raise InputError(
-            "--redact and --save-outputs contradict each other",
-            hint="answers that are kept for token-force hold prompts and outputs",
-        )
-    if kept.resume and kept.journal is None:
-        raise InputError("--resume needs --output", hint="the journal lies beside the result file")
-    answers = options.answer_files(kept.save_outputs, _SAVED_SYSTEMS, force=kept.force)
-    named = {"-o": kept.output, "the journal of -o": kept.journal, "--export": kept.export}
-    options.check_not_input({**named, **answers}, kept.inputs)
-
-
 def _settings(
     runs: int, batch: str, block: int | None, aa: int, aa_limit: int | None,
     warmup: int | None, limit: int | None,
@@ -260,20 +217,21 @@ def _journal(kept: bench_parts.OutputOptions) -> JournalFile | None:
     return JournalFile(kept.journal, kept.resume, kept.force, kept.redact)
 
 
-@contextmanager
-def _work_folder(kept: bench_parts.OutputOptions) -> Iterator[Path]:
-    """Where servers that are started keep their logs."""
-    if kept.work is not None:
-        yield kept.work
-        return
-    with tempfile.TemporaryDirectory(prefix="specpilot-bench-") as folder:
-        yield Path(folder)
+def _run(
+    systems: bench_parts.SystemOptions, request: bench_parts.PromptOptions,
+    settings: PairedBenchSettings, kept: bench_parts.OutputOptions, noise: Path | None,
+    sweep: Path | None, *, only_noise: bool,
+) -> NoReturn:  # fmt: skip
+    if sweep is not None:
+        bench_answers.finish_sweep(sweep, request, settings, kept)
+    result, envelope = _measure(systems, request, settings, kept, noise, only_noise=only_noise)
+    bench_answers.finish(envelope, result.summary, kept)
 
 
 def _measure(
     systems: bench_parts.SystemOptions, request: bench_parts.PromptOptions,
     settings: PairedBenchSettings, kept: bench_parts.OutputOptions, noise: Path | None, *,
-    only_noise: bool, quiet: bool,
+    only_noise: bool,
 ) -> tuple[PairedBenchResult, Envelope]:  # fmt: skip
     from specpilot_cli.paired_bench.run import run_calibration, run_paired_bench
     from specpilot_cli.report.json_out import build_envelope, plain
@@ -283,8 +241,8 @@ def _measure(
     request.check()
     loaded = bench_parts.load_prompts(request)
     with (
-        ConsoleReporter(quiet) as reporter,
-        _work_folder(kept) as work,
+        ConsoleReporter(kept.quiet) as reporter,
+        kept.work_folder() as work,
         bench_parts.opened(systems, work, reporter) as opened,
     ):
         tokens, form = bench_parts.tokenize_prompts(loaded, request, opened.baseline, reporter)
@@ -305,7 +263,7 @@ def _measure(
         except KeyboardInterrupt:
             _say_resume(journal, reporter)
             raise
-    _keep(result, kept)
+    bench_answers.keep(result, kept)
     environment = {
         **result.summary.environment, "urls": dict(systems.sources), "devices": list(systems.gpus),
         "benchmarks": loaded.origins, "baseline_sweep": opened.sweep,
@@ -339,80 +297,3 @@ def _claim(
     beside = request.files[0] if request.files else kept.journal.parent / "sealed-sets"
     ledger = beside.with_name(f"{beside.name}.sealed.jsonl")
     claim(ledger, texts_sha256, journal=kept.journal, candidate=systems.sources["candidate"])
-
-
-def _keep(result: PairedBenchResult, kept: bench_parts.OutputOptions) -> None:
-    """The answers of the first run for token-force, and the table of all of them."""
-    from specpilot_cli.io.jsonl import write_jsonl
-    from specpilot_cli.paired_bench.outputs import output_records
-    from specpilot_cli.report.paired_bench_export import export_rows
-
-    if kept.save_outputs is not None:
-        for system in _SAVED_SYSTEMS:
-            records = output_records(result, system)
-            if records:
-                path = kept.save_outputs / f"{system}.jsonl"
-                write_jsonl(path, records, force=kept.force)
-    if kept.export is not None:
-        export_rows(result.rows, kept.export, force=kept.force)
-
-
-def _show_saved(
-    saved: list[Path], kept: bench_parts.OutputOptions, shown: _Shown, *, alone: bool
-) -> None:
-    from specpilot_cli.paired_bench.saved import read_saved, saved_rows
-    from specpilot_cli.report.paired_bench_compare import Saved, compare_table
-    from specpilot_cli.report.paired_bench_export import export_rows
-    from specpilot_cli.report.paired_bench_text import print_tables
-
-    if not alone:
-        raise InputError(
-            "--from measures nothing, so it takes no server and no prompts",
-            hint="leave out the other options to see the saved result",
-        )
-    if len(saved) > 1:
-        if shown.as_json or kept.output is not None or kept.export is not None:
-            raise InputError("several results are only shown", hint="give one --from FILE")
-        print_tables(compare_table([Saved(path, read_saved(path)[1]) for path in saved]))
-        return
-    envelope, summary = read_saved(saved[0])
-    if kept.export is not None:
-        export_rows(saved_rows(saved[0]), kept.export, force=kept.force)
-    _finish(envelope, summary, kept, shown)
-
-
-def _finish_sweep(
-    path: Path, request: bench_parts.PromptOptions, settings: PairedBenchSettings,
-    kept: bench_parts.OutputOptions, shown: _Shown,
-) -> NoReturn:  # fmt: skip
-    from specpilot_cli.commands.bench_sweep import sweep_stock
-    from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.report.paired_bench_text import print_tables, sweep_table
-    from specpilot_cli.ui import ConsoleReporter
-
-    with ConsoleReporter(shown.quiet) as reporter, _work_folder(kept) as work:
-        found = sweep_stock(path, request, settings, work, reporter)
-    envelope = build_envelope(
-        "paired-bench", found.model_dump(mode="json"), inputs=[path, *request.inputs()]
-    )
-    options.finish(
-        envelope, as_json=shown.as_json, output=kept.output, force=kept.force,
-        text=lambda: print_tables(sweep_table(found)),
-    )  # fmt: skip
-
-
-def _finish(
-    envelope: Envelope, summary: PairedBenchSummary, kept: bench_parts.OutputOptions, shown: _Shown
-) -> NoReturn:
-    from specpilot_cli.report.paired_bench_text import print_summary
-
-    def page() -> str:
-        from specpilot_cli.report.paired_bench_page import render_bench_page
-
-        return render_bench_page(summary, envelope)
-
-    options.finish(
-        envelope, as_json=shown.as_json, output=kept.output, force=kept.force,
-        exit_zero=shown.exit_zero,
-        text=lambda: print_summary(summary), writers={".html": page},
-    )  # fmt: skip

@@ -20,7 +20,7 @@ import httpx
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
 from specpilot_cli.engines.http_parts import checked_url, drain, first_error, status_text
-from specpilot_cli.engines.lean_transport import LeanTransport, Stamped
+from specpilot_cli.engines.lean_transport import Stamped, lean
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
@@ -75,11 +75,7 @@ class AsyncHttpEngine:
             timeout=httpx.Timeout(None, connect=min(_CONNECT_TIMEOUT_S, timeout_s)),
             headers={"Accept-Encoding": "identity"},
             trust_env=False,
-            transport=(
-                LeanTransport(keepalive_s=_KEEPALIVE_S)
-                if self.base_url.startswith("http://")
-                else None
-            ),
+            transport=lean(self.base_url, keepalive_s=_KEEPALIVE_S),
         )
 
     async def __aenter__(self) -> Self:

@@ -285,6 +285,11 @@ class _Stream(httpx.AsyncByteStream):
         self._owner.release(self._origin, self._connection)
 
 
+def lean(base_url: str, *, keepalive_s: float) -> LeanTransport | None:
+    """This transport for a server that it can talk to; None leaves the choice to httpx."""
+    return LeanTransport(keepalive_s=keepalive_s) if base_url.startswith("http://") else None
+
+
 class LeanTransport(httpx.AsyncBaseTransport):
     """Plain-http connections to any number of servers, each kept `keepalive_s` while idle."""
 
