@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from contextlib import ExitStack
@@ -140,9 +141,12 @@ def main() -> int:
     parser.add_argument("--conditions", nargs="+", default=["paced", "unpaced"])
     parser.add_argument("--port", type=int, default=31400)
     args = parser.parse_args()
-    found = {
-        name: condition(args, args.work / name, paced=name == "paced") for name in args.conditions
-    }
+    found: dict[str, Any] = {}
+    if args.output.exists():  # conditions measured before stay
+        found = json.loads(args.output.read_text(encoding="utf-8"))["results"]
+        found.pop("settings")
+    for name in args.conditions:
+        found[name] = condition(args, args.work / name, paced=name == "paced")
     settings = {"pace_ms": PACE_MS, "slow_pct": SLOW_PCT, "k": args.k,
                 "per_benchmark": args.per_benchmark, "new_tokens": args.new_tokens}  # fmt: skip
     envelope = build_envelope(

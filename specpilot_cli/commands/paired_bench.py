@@ -237,6 +237,11 @@ def _measure(
     from specpilot_cli.report.json_out import build_envelope, plain
     from specpilot_cli.ui import ConsoleReporter
 
+    if only_noise and request.sealed:
+        raise InputError(
+            "a calibration takes development requests", where="--sealed",
+            hint="the sealed ones are for the final comparison",
+        )
     systems.check(("baseline",) if only_noise else ("baseline", "candidate"))
     request.check()
     loaded = bench_parts.load_prompts(request)

@@ -68,7 +68,8 @@ def recordable(value: Any) -> Any:
 
 
 def _is_secret(key: str) -> bool:
-    return key.endswith(("api_key", "hf_token")) or "password" in key or "secret" in key
+    name = key.lower()
+    return name.endswith(("api_key", "hf_token")) or "password" in name or "secret" in name
 
 
 def mechanism_state(server_info: Mapping[str, Any]) -> dict[str, Any]:

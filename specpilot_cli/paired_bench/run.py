@@ -193,7 +193,10 @@ class _Bench:
                 book.close()
         plan = replace(plan, estimated_s=work.expected_s)
         ab = [row for row in work.rows if row.session == "ab"]
-        facts = _Facts(plan, header, {**info, **work.infos}, summarise(watch.samples, ab), reasons)
+        facts = _Facts(
+            plan, header, {**info, **work.infos}, summarise(watch.samples, ab), reasons,
+            info if self.stage.fresh else {},
+        )  # fmt: skip
         summary = self._summary(work, facts, compare=compare)
         for remark in summary.warnings:
             reporter.warn(remark)
@@ -247,6 +250,7 @@ class _Bench:
             "gpus_end": gpu_state(),
             "gpus_while_serving": facts.gpus,
             "server_info": facts.info,
+            "launch_plans": facts.launch_plans,
         }
         warnings = _machine_remarks(facts)
         paced = tuple(n for n, found in facts.info.items() if mechanism_state(found).get("paced"))
@@ -288,13 +292,17 @@ class _Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What stands around the numbers: the plan, the header, the servers, the GPUs, failures."""
+    """What stands around the numbers: the plan, the header, the servers, the GPUs, failures.
+
+    launch_plans: how systems were started, where every run had its own.
+    """
 
     plan: Plan
     header: BenchHeader
     info: ServerInfo
     gpus: list[dict[str, Any]]
     reasons: tuple[str, ...]
+    launch_plans: ServerInfo
 
 
 def _check_systems(names: Sequence[str], *, compare: bool) -> None:

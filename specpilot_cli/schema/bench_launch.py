@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from specpilot_cli.schema.base import FileModel
-from specpilot_cli.schema.sglang_recipe import Argument, VariableName
+from specpilot_cli.schema.sglang_recipe import SECRET, Argument, VariableName
 
 
 class LaunchFile(FileModel):
@@ -30,6 +30,16 @@ class LaunchFile(FileModel):
     sweep: dict[str, Annotated[tuple[Argument | None, ...], Field(min_length=1)]] = Field(
         default_factory=dict
     )
+
+    @field_validator("environment")
+    @classmethod
+    def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if SECRET.search(name):
+                raise ValueError(
+                    f"`{name}` holds a secret, which would end up in results: set it in the shell"
+                )
+        return value
 
     @model_validator(mode="after")
     def _one_origin(self) -> LaunchFile:

@@ -146,6 +146,8 @@ def test_a_calibration_is_kept_and_used(
         (["--baseline", "x", "--candidate", "y", "--batch", "1,x"], "no list of batch sizes"),
         (["--baseline", "x", "--candidate", "y", "--thinking"], "--thinking needs --chat"),
         (["--baseline", "x", "--candidate", "y", "--sealed"], "--sealed needs --seen"),
+        (["--baseline", "x", "--calibrate", "2", "--sealed", "--seen", "x.jsonl"],
+         "a calibration takes development requests"),
         (["--redact", "--save-outputs", "answers"], "contradict each other"),
         (["--export", "table.xlsx"], "cannot export to"),
     ],
@@ -173,6 +175,11 @@ def test_a_launch_file_fixes_no_port(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("schema_version: 1\ncommand: [server, --port, '30000']\n")
     with pytest.raises(InputError, match="must hold"):
+        find_plan(str(path), "baseline", tmp_path, SilentReporter())
+    path.write_text(
+        "schema_version: 1\ncommand: [server, '{port}']\nenvironment: {HF_TOKEN: x}\n"
+    )
+    with pytest.raises(InputError, match="holds a secret"):
         find_plan(str(path), "baseline", tmp_path, SilentReporter())
     path.write_text(
         "schema_version: 1\ncommand: [server, --port, '{port}']\nsweep: {block: [8, 12]}\n"
