@@ -224,6 +224,12 @@ def _run(
 ) -> NoReturn:  # fmt: skip
     if sweep is not None:
         bench_answers.finish_sweep(sweep, request, settings, kept)
+    if only_noise and request.sealed:
+        raise InputError(
+            "a calibration takes development requests",
+            where="--sealed",
+            hint="the sealed ones are for the final comparison",
+        )
     result, envelope = _measure(systems, request, settings, kept, noise, only_noise=only_noise)
     bench_answers.finish(envelope, result.summary, kept)
 
@@ -237,11 +243,6 @@ def _measure(
     from specpilot_cli.report.json_out import build_envelope, plain
     from specpilot_cli.ui import ConsoleReporter
 
-    if only_noise and request.sealed:
-        raise InputError(
-            "a calibration takes development requests", where="--sealed",
-            hint="the sealed ones are for the final comparison",
-        )
     systems.check(("baseline",) if only_noise else ("baseline", "candidate"))
     request.check()
     loaded = bench_parts.load_prompts(request)
