@@ -100,8 +100,8 @@ class EngineThread:
             while self._take_commands():
                 if not self.scheduler.idle:
                     self._step()
-                else:
-                    self._paced_until_s = None
+                if self.scheduler.idle:
+                    self._paced_until_s = None  # the next request starts its own time
         except BaseException as error:  # noqa: BLE001  (reported to every waiting client)
             self.failure = error
             _log.exception("the engine stopped")
