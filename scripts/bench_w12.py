@@ -43,6 +43,7 @@ from bench_w12_table import means, show, show_row
 from torch.nn.functional import linear
 
 from specpilot_kernels import build
+from specpilot_kernels.chained import ops as chained
 from specpilot_kernels.w12 import (
     gemm,
     gemm_mma,
@@ -166,12 +167,14 @@ def row_of(weights: Weights, rows: int, times: dict[str, float], read: float) ->
 def stack(table: dict[str, Weights], replays: int) -> dict[str, dict[str, float]]:
     """Seconds of the linears of 64 layers in one graph, one row, each fed by the one before.
 
-    `alone`: nothing else. `between`: two small kernels after each, as in a layer; no kernel of
-    either kind can start before the one ahead of it has ended, unless both take part.
+    `alone`: nothing else. `between`: two small kernels of torch after each, as in a layer; no
+    kernel of either kind can start before the one ahead of it has ended, unless both take part.
+    `chained`: a norm after each that takes part, with both kinds.
     """
     x = torch.empty((1, 5120), dtype=torch.bfloat16, device="cuda").normal_()
+    ones = torch.ones(max(one.shape[1] for one in table.values()), dtype=x.dtype, device=x.device)
 
-    def layers(kind: str, *, between: bool) -> torch.Tensor:
+    def layers(kind: str, *, small: str) -> torch.Tensor:
         value = x
         for number in range(LAYERS):
             attention = number % ATTENTION_EVERY == ATTENTION_EVERY - 1
@@ -180,17 +183,19 @@ def stack(table: dict[str, Weights], replays: int) -> dict[str, dict[str, float]
                 several = getattr(table[name], kind)
                 one = several[number % len(several)]
                 value = value[:, : one.shape[1]]
-                if between:
+                if small == "between":
                     value = torch.nn.functional.silu(value)
                     value = torch.nn.functional.rms_norm(value, value.shape[-1:])
+                elif small == "chained":
+                    value = chained.rms_norm(value, ones[: value.shape[1]], 1e-6)
                 value = linear(value, one) if kind == "bf16" else gemm.gemm(value, one)
         return value
 
     found = {}
-    for name, between in (("alone", False), ("between", True)):
+    for name in ("alone", "between", "chained"):
         works: dict[str, list[Work]] = {
-            "cublas": [partial(layers, "bf16", between=between)],
-            "w12": [partial(layers, "w12", between=between)],
+            "cublas": [partial(layers, "bf16", small=name)],
+            "w12": [partial(layers, "w12", small=name)],
         }
         times = in_turns(works, replays)
         found[name] = {**times, "ratio": times["cublas"] / times["w12"]}
@@ -324,6 +329,7 @@ def main() -> int:
     torch.manual_seed(0)
     gemm.warm()
     gemm.warm(view_only=True)
+    chained.warm()
     gemm_mma.warm(torch.cuda.current_device())
     found = measure(options)
     document: dict[str, Any] = {

@@ -54,8 +54,9 @@ class KernelModule:
 
 def all_modules() -> tuple[KernelModule, ...]:
     """Return every module of the package; imports neither torch nor CUDA."""
+    from specpilot_kernels.chained import modules as chained
     from specpilot_kernels.probe import modules as probe
     from specpilot_kernels.w12 import modules as w12
 
     gemm = (*w12.gemm_sm90_modules(), *w12.gemm_mma_modules())
-    return (w12.ENCODER, w12.DECODER, *gemm, probe.STREAM_READ)
+    return (w12.ENCODER, w12.DECODER, *gemm, *chained.all_modules(), probe.STREAM_READ)

@@ -17,7 +17,7 @@ from tests.unit.sglang_plugin import fake_sglang  # noqa: E402
 PLUGIN = "specpilot_cli.engines.sglang.plugin"
 NAMES = (
     "w12_facts", "w12_product", "w12_fused", "w12_linear", "w12_tied", "w12_head", "w12_checkpoint",
-    "w12_models", "w12_config",
+    "w12_chained", "w12_models", "w12_config",
 )  # fmt: skip
 
 

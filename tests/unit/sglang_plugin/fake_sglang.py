@@ -136,6 +136,63 @@ def stock_iterator(hf_weights_files: list[str], *_: Any, **__: Any) -> Iterator[
     yield "stock", list(hf_weights_files)
 
 
+class RMSNorm(torch.nn.Module):
+    """SGLang's on the CPU: the sum is rounded before it is normed. Counts its calls."""
+
+    weight_bias = 0.0
+
+    def __init__(self, hidden_size: int, eps: float = 1e-6, **special: Any) -> None:
+        super().__init__()
+        self.weight = Parameter(torch.zeros(hidden_size, dtype=torch.bfloat16))
+        self.variance_epsilon = eps
+        self._forward_method: Any = None
+        self.calls = 0
+        vars(self).update(special)
+
+    def forward(self, x: torch.Tensor, residual: Any = None, post_residual_addition: Any = None,
+                quant_linear: Any = None) -> Any:  # fmt: skip
+        self.calls += 1
+        if residual is not None:
+            added = 0 if post_residual_addition is None else post_residual_addition
+            residual = x + (residual + added)
+            x = residual
+        values = x.float()
+        values = values * torch.rsqrt(
+            values.square().mean(-1, keepdim=True) + self.variance_epsilon
+        )
+        normed = (values * (self.weight_bias + self.weight.float())).to(x.dtype)
+        return normed if residual is None else (normed, residual)
+
+
+class GemmaRMSNorm(RMSNorm):
+    weight_bias = 1.0
+
+
+class SiluAndMul(torch.nn.Module):
+    """Rounds the activation, as torch's operators do. Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        gate, up = x.chunk(2, dim=-1)
+        return self.activation(gate) * up
+
+    def activation(self, gate: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(gate)
+
+
+class GeluAndMul(SiluAndMul):
+    def __init__(self, approximate: str = "tanh") -> None:
+        super().__init__()
+        self.approximate = approximate
+
+    def activation(self, gate: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(gate, approximate=self.approximate)
+
+
 def modules(engine: Engine) -> dict[str, ModuleType]:
     """Name -> module, with every parent package."""
     methods: dict[str, Any] = {"fp8": object}
@@ -159,6 +216,8 @@ def modules(engine: Engine) -> dict[str, ModuleType]:
             "UnquantizedLinearMethod": UnquantizedLinearMethod,
             "UnquantizedEmbeddingMethod": UnquantizedEmbeddingMethod,
         },
+        "layers.activation": {"SiluAndMul": SiluAndMul, "GeluAndMul": GeluAndMul},
+        "layers.layernorm": {"RMSNorm": RMSNorm, "GemmaRMSNorm": GemmaRMSNorm},
         "layers.linear": {"LinearBase": LinearBase},
         "layers.vocab_parallel_embedding": {"ParallelLMHead": ParallelLMHead},
         "runtime_context": {

@@ -107,9 +107,7 @@ def test_the_products_are_those_of_the_loaded_weights(
     assert torch.equal(bits(both), bits(whole))
 
 
-def test_facts_count_layers_weights_and_bytes(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_facts_count_layers_weights_and_bytes(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(plugin, monkeypatch, heads=11)  # two rows of padding
     whole = load(net)
     finish(net)
@@ -123,9 +121,7 @@ def test_facts_count_layers_weights_and_bytes(
     assert (found["kept_bf16"], found["verified"]) == ([], True)
 
 
-def test_a_layer_called_alone_gives_its_rows(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_called_alone_gives_its_rows(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(plugin, monkeypatch)
     load(net)
     x, bias = ordinary(3, COLS, 5), ordinary(1, 24, 6)[0]
@@ -234,9 +230,7 @@ def test_layers_that_do_more_than_multiply_stay_apart(
     assert plugin.w12_config.FACTS.apart == {plugin.w12_models.WHOLE}
 
 
-def test_other_configurations_are_left_alone(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_configurations_are_left_alone(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = plugin.fake.UnquantizedLinearMethod
     other = SimpleNamespace(get_quant_method=lambda *_: stock())
     net = network(plugin, monkeypatch, config=other)
@@ -285,9 +279,7 @@ def test_one_product_is_compiled_without_breaks(
     net = network(plugin, monkeypatch, heads=11)
     load(net)
     finish(net)
-    compiled = torch.compile(
-        net._forward_input_proj, backend="eager", fullgraph=True, dynamic=True
-    )
+    compiled = torch.compile(net._forward_input_proj, backend="eager", fullgraph=True, dynamic=True)
     for rows in (3, 5, 70):
         x = ordinary(rows, COLS, rows)
         for part, eager in zip(compiled(x), net._forward_input_proj(x), strict=True):

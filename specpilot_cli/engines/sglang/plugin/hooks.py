@@ -115,6 +115,21 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("w12", f"{_QWEN}._forward_input_proj", "(self, hidden_states)"),
     Hook("w12", "sglang.srt.layers.linear:ColumnParallelLinear.forward", "(self, input_)"),
     Hook("w12", "sglang.srt.runtime_context:get_lora", "()"),
+    # Their `forward` is replaced where they feed W12 layers; see `w12_chained`.
+    Hook("w12", "sglang.srt.layers.layernorm:RMSNorm.forward_cuda",
+         "(self, x, residual=, post_residual_addition=, quant_linear=)"),
+    Hook("w12", "sglang.srt.layers.layernorm:RMSNorm.__init__",
+         "(self, hidden_size, eps=, var_hidden_size=, cast_x_before_out_mul=, fp32_residual=, "
+         "has_weight=, weight_dtype=, override_orig_dtype=, x_pad_to_multiple=, force_native=)"),
+    Hook("w12", "sglang.srt.layers.layernorm:GemmaRMSNorm.forward_cuda",
+         "(self, x, residual=, post_residual_addition=)"),
+    Hook("w12", "sglang.kernels.ops.attention.fla.layernorm_gated:RMSNorm.__init__",
+         "(self, hidden_size, eps=, group_size=, norm_before_gate=, device=, dtype=, activation=)"),
+    Hook("w12", "sglang.kernels.ops.attention.fla.layernorm_gated:RMSNorm.forward",
+         "(self, x, z=)"),
+    Hook("w12", "sglang.srt.layers.activation:SiluAndMul.forward_cuda", "(self, x)"),
+    Hook("w12", "sglang.srt.layers.activation:GeluAndMul.__init__", "(self, approximate=)"),
+    Hook("w12", "sglang.srt.layers.activation:GeluAndMul.forward_cuda", "(self, x)"),
     # Asked whether a drafter needs the head.
     Hook("w12", "sglang.srt.runtime_context:get_exec", "()"),
     Hook("w12", "sglang.srt.runtime_context:get_parallel", "()"),

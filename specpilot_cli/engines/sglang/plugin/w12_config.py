@@ -23,6 +23,7 @@ from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from sglang.srt.utils.common import is_cpu
 
 from specpilot_cli.engines.sglang.plugin import (
+    w12_chained,
     w12_checkpoint,
     w12_head,
     w12_linear,
@@ -184,6 +185,8 @@ def loaded(_result: Any, runner: Any) -> None:
     """
     if FACTS.checkpoint == "w12" and not FACTS.decoded:
         raise w12_product.W12Error("SGLang read the W12 folder without decoding it")
+    if _settings.chained and w12_chained.available():
+        FACTS.chained += w12_chained.adapt(runner.model)
     if runner.is_draft_worker or not FACTS.asked:
         return
     head = getattr(runner.model, "lm_head", None)

@@ -38,15 +38,16 @@ class Facts:
     """One per process, and of one tensor-parallel rank.
 
     encoded: name -> weight, by its first layer. kept: name -> why it stays BF16. The drafter's
-    names begin with "drafter.". apart: why layers that could be one weight are not. decoded:
-    tensors that were read from W12 records. tp_size: ranks that share each layer. asked: SGLang
-    built a model with W12.
+    names begin with "drafter.". apart: why layers that could be one weight are not. chained: norms
+    and activations by kernels of ours. decoded: tensors that were read from W12 records. tp_size:
+    ranks that share each layer. asked: SGLang built a model with W12.
     """
 
     encoded: dict[str, Encoded] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     apart: set[str] = field(default_factory=set)
     checkpoint: Checkpoint = "bf16"
+    chained: int = 0
     decoded: int = 0
     tp_size: int = 1
     asked: bool = False
@@ -89,6 +90,7 @@ class Facts:
             "layers": sum(layer.layers for layer in layers),
             "fused": sum(layer.layers > 1 for layer in layers),
             "not_fused": sorted(self.apart),
+            "chained": self.chained,
             "weights": sum(layer.weights for layer in layers),
             "bf16_bytes": sum(layer.bf16_bytes for layer in layers),
             "encoded_bytes": sum(layer.encoded_bytes for layer in layers),

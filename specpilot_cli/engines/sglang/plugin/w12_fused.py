@@ -30,6 +30,7 @@ class Part:
     """Some rows of a product; to their layer, a product of its own."""
 
     def __init__(self, whole: Product, begin: int, end: int) -> None:
+        self.cols = whole.cols
         self._whole = whole
         self._begin, self._end = begin, end
 

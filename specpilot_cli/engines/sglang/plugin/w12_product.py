@@ -9,6 +9,7 @@ import torch
 
 from specpilot_cli.engines.sglang.plugin.w12_facts import DECODED, KERNEL, Encoded, Form
 from specpilot_kernels.build import GpuError
+from specpilot_kernels.chained import ops as chained
 from specpilot_kernels.w12 import device, gemm, layout, ops, plans
 from specpilot_kernels.w12.weight import TooManyEscapes, W12Weight
 
@@ -58,6 +59,7 @@ def warm(index: int) -> None:
     try:
         gemm.warm(index)
         device.warm(index)
+        chained.warm(index)
     except (GpuError, ValueError) as error:
         raise W12Error(f"W12 cannot run on this machine: {error}") from error
     except torch.OutOfMemoryError as error:

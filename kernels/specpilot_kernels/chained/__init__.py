@@ -1,0 +1,7 @@
+"""Small kernels that stand between two products and let the second start early.
+
+A kernel that takes part in programmatic dependent launch may begin while the one ahead of it still
+runs. `w12_linear` uses that to fetch weights before its input exists, if the kernel that makes the
+input lets it. Those of other libraries do so when they end, or not at all. These, a norm and a
+gated activation, do so when they begin, and compute what the others do.
+"""
