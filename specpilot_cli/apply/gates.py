@@ -21,6 +21,7 @@ from specpilot_cli.paired_bench.types import (
     PairedBenchResult,
     PairedBenchSettings,
     TokenPrompt,
+    Verdict,
 )
 from specpilot_cli.schema.recipe import PairedBenchGate, TokenForceGate
 from specpilot_cli.token_force.config import TokenForceSettings
@@ -46,12 +47,10 @@ class GatePlan:
     tokenizer: Path | None
 
 
-def judge(
-    speed: Literal["promote", "no", "invalid"], audit: Literal["accept", "reject", "invalid"] | None
-) -> RecipeVerdict:
+def judge(speed: Verdict, audit: Literal["accept", "reject", "invalid"] | None) -> RecipeVerdict:
     """Both gates as one word: nothing without two valid ones, no gain counts if tokens differ."""
-    if audit is None or "invalid" in (speed, audit):
-        return "invalid"
+    if audit is None or "invalid" in (speed, audit) or speed == "ok":
+        return "invalid"  # `ok` compares nothing
     return "reject" if audit == "reject" else speed
 
 
@@ -108,7 +107,7 @@ def bench_settings(
     aa_limit = gate.aa_prompts_per_benchmark
     return PairedBenchSettings(
         runs=gate.runs,
-        batch=requests,
+        batches=(requests,),
         aa_sessions=gate.aa_sessions,
         aa_limit=None if aa_limit is None else min(aa_limit, limit),
         warmup=gate.warmup,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specpilot_cli.engines.base import EngineClient
-from specpilot_cli.engines.http_client import HttpEngine
+from specpilot_cli.engines.client_process import ProcessEngine
 from specpilot_cli.engines.process import ServerProcess, bind_port
 from specpilot_cli.errors import MachineError, SpecPilotError
 from specpilot_cli.ui import Reporter
@@ -91,7 +91,7 @@ class Fleet:
     """
 
     servers: Mapping[str, ServerProcess]
-    engines: Mapping[str, HttpEngine]
+    engines: Mapping[str, ProcessEngine]
     infos: Mapping[str, Mapping[str, Any]]
     plans: Mapping[str, ServerPlan]
 
@@ -129,7 +129,7 @@ def launch(
     start or does not run what was asked for.
     """
     servers: dict[str, ServerProcess] = {}
-    engines: dict[str, HttpEngine] = {}
+    engines: dict[str, ProcessEngine] = {}
     infos: dict[str, Mapping[str, Any]] = {}
     with ExitStack() as stack:
         for index, plan in enumerate(plans):
@@ -166,12 +166,12 @@ def started(
         yield server
 
 
-def client(plan: ServerPlan, server: ServerProcess) -> HttpEngine:
+def client(plan: ServerPlan, server: ServerProcess) -> ProcessEngine:
     """A client of a started server."""
-    return HttpEngine(server.base_url, plan.request_timeout_s, name=f"{plan.label} server")
+    return ProcessEngine(server.base_url, plan.request_timeout_s, name=f"{plan.label} server")
 
 
-def shaken(plan: ServerPlan, server: ServerProcess, engine: HttpEngine) -> Mapping[str, Any]:
+def shaken(plan: ServerPlan, server: ServerProcess, engine: ProcessEngine) -> Mapping[str, Any]:
     """The handshake of a started server; what it says of itself."""
     try:
         info = engine.server_info()

@@ -10,7 +10,7 @@ from specpilot_cli.commands import options
 
 _DECODING = "Decoding"
 _SERVER = "Server"
-_FAULT = "Fault injection (for audits)"
+_FAULT = "Fault injection (for audits and benchmarks)"
 
 ModeOption = Annotated[
     Literal["ar", "chain", "tree"],
@@ -36,8 +36,31 @@ PortOption = Annotated[
 MaxRunningOption = Annotated[
     int, typer.Option(min=1, help="Most requests in flight.", rich_help_panel=_SERVER)
 ]
+<<<<<<< HEAD
 FaultOption = Annotated[
     str | None,
+=======
+PaceOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        metavar="MS",
+        help="Make every step take this long: what is timed is then exactly known.",
+        rich_help_panel=_SERVER,
+    ),
+]
+SlowOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="PERCENT",
+        help="Make every step this much longer.",
+        rich_help_panel=_FAULT,
+    ),
+]
+FaultAfterOption = Annotated[
+    int | None,
+>>>>>>> pb7
     typer.Option(
         metavar="NAME[:KEY=VALUE,...]",
         help="Make the output wrong on purpose: logit-bias, low-precision, wrong-id, kv-slot, "
@@ -59,7 +82,15 @@ def serve(
     port: PortOption = 30000,
     threads: options.ThreadsOption = 1,
     max_running: MaxRunningOption = 48,
+<<<<<<< HEAD
     fault: FaultOption = None,
+=======
+    pace: PaceOption = None,
+    slow: SlowOption = 0.0,
+    fault_after: FaultAfterOption = None,
+    fault_every: FaultEveryOption = 7,
+    fault_bias: FaultBiasOption = 2.0,
+>>>>>>> pb7
     quiet: options.QuietFlag = False,
 ) -> None:
     """Serve a model on the CPU with SGLang's `/generate`, `/server_info` and `/health`.
@@ -94,7 +125,8 @@ def serve(
     _announce(
         f"serving `{target}` ({mode}, {spec.rows} rows) on http://{host}:{port}", wrong, quiet
     )
-    run(engine, ServerOptions(host=host, port=port, max_running=max_running), bound)
+    pace_s = None if pace is None else pace / 1000
+    run(engine, ServerOptions(host, port, max_running, pace_s, slow / 100), bound)
 
 
 def _announce(what: str, fault: object, quiet: bool) -> None:

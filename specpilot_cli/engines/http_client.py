@@ -19,6 +19,7 @@ import httpx
 
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
+<<<<<<< HEAD
 from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
@@ -31,6 +32,10 @@ from specpilot_cli.engines.http_parts import (
     unreachable,
     whole,
 )
+=======
+from specpilot_cli.engines.http_parts import checked_url, drain, first_error, status_text
+from specpilot_cli.engines.lean_transport import Stamped, lean
+>>>>>>> pb7
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
@@ -85,6 +90,7 @@ class AsyncHttpEngine:
             timeout=httpx.Timeout(None, connect=min(_CONNECT_TIMEOUT_S, timeout_s)),
             headers={"Accept-Encoding": "identity"},
             trust_env=False,
+            transport=lean(self.base_url, keepalive_s=_KEEPALIVE_S),
         )
 
     async def __aenter__(self) -> Self:
@@ -254,7 +260,8 @@ class AsyncHttpEngine:
                 ) from error
             if raw is None:
                 raise wire.invalid(request_id, "the stream ended before [DONE]")
-            for event in parser.feed(raw, time.monotonic()):
+            arrived_s = raw.at_s if isinstance(raw, Stamped) else time.monotonic()
+            for event in parser.feed(raw, arrived_s):
                 last_event_s = event.last_byte_s
                 if event.payload == b"[DONE]":
                     await drain(chunks)

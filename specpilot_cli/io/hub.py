@@ -109,6 +109,33 @@ def fetch_file(source: str, name: str) -> Path | str:
     return Path(found)
 
 
+def fetch_dataset_file(repo: str, name: str) -> Path:
+    """File `name` of the dataset `repo`: from the cache, or fetched.
+
+    MachineError without huggingface_hub, without an answer, or where access is refused; InputError
+    for a repository that does not exist.
+    """
+    try:
+        from huggingface_hub import constants, errors, hf_hub_download
+    except ImportError as error:
+        raise MachineError(
+            f"`{repo}` comes from the Hub, which needs huggingface_hub",
+            where=repo,
+            hint="pip install 'specpilot[hub]', or give a file",
+        ) from error
+    offline = bool(constants.HF_HUB_OFFLINE)
+    http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
+    try:
+        return Path(
+            hf_hub_download(
+                repo, name, repo_type="dataset", local_files_only=offline,
+                tqdm_class=_hidden_bar(),
+            )
+        )  # fmt: skip
+    except (http_error, errors.HFValidationError, OSError) as error:
+        raise _explained(error, repo, repo, offline, errors) from error
+
+
 def hub_origin(path: Path) -> HubSource | None:
     """Return repository and commit of a folder in a Hub cache, None for any other folder."""
     commit = path.absolute()

@@ -32,6 +32,10 @@ class TokenizerFile:
         """Token ids of a prompt, with the special tokens that the tokenizer adds by itself."""
         return tuple(self._tokenizer.encode(text).ids)
 
+    def encode_plain(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text that already holds its special tokens, as chat templates write."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text of some token ids; bytes that end mid-character show as U+FFFD."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from specpilot_cli.paired_bench.types import (
     ClientCost,
     Decision,
     GainEstimate,
+    LevelNoise,
+    LevelResult,
     Noise,
     PairedBenchSettings,
     RequestGain,
@@ -44,20 +47,23 @@ _SLOW_REFILL = 0.01
 
 
 class Analysis:
-    """The numbers of a complete measurement; every answer of every session must be there."""
+    """The numbers of a complete measurement; every answer of every session must be there.
+
+    rows: of the comparison alone, at any number of batch sizes.
+    """
 
     def __init__(
-        self, rows: Sequence[TimedRequest], settings: PairedBenchSettings, *, same_launch: bool
+        self, rows: Sequence[TimedRequest], settings: PairedBenchSettings, noise: Noise
     ) -> None:
         self.settings = settings
         self.rows = [row for row in rows if row.session == "ab"]
-        self.noise = noise_of(rows, settings, same_launch=same_launch)
+        self.noise = noise
         self.ratios = log_ratios(self.rows, CANDIDATE, BASELINE)
         self.same = identical_requests(self.rows, CANDIDATE, BASELINE)
         self.gain = self._estimate(cells(self.ratios))
         self.decision: Decision = decide(
             self.gain.lower_bound_ratio,
-            nu_log=self.noise.nu_log,
+            nu_log=noise.nu_log,
             identical=all(self.same.values()),
             settings=settings,
         )
@@ -96,6 +102,19 @@ class Analysis:
             )
         return tuple(results)
 
+    def levels(self) -> tuple[LevelResult, ...]:
+        """The comparison at each batch size alone, with that size's own A/A noise."""
+        if len(self.settings.batches) == 1:
+            return ()
+        nu = {level.batch: level.nu_log for level in self.noise.levels}
+        found = []
+        for batch in self.settings.batches:
+            noise = replace(self.noise, nu_log=nu.get(batch, self.noise.nu_log))
+            alone = replace(self.settings, batches=(batch,))
+            own = Analysis([row for row in self.rows if row.batch == batch], alone, noise)
+            found.append(LevelResult(batch, own.gain, own.benchmarks(), own.systems()))
+        return tuple(found)
+
     def over_ar(self) -> tuple[ArSpeedup, ...]:
         """Speedups over plain decoding; empty if it did not take part."""
         if AR not in self._names():
@@ -124,25 +143,36 @@ class Analysis:
 def noise_of(
     rows: Sequence[TimedRequest], settings: PairedBenchSettings, *, same_launch: bool
 ) -> Noise:
-    """The A/A noise in `rows`; answers of the comparison are passed over."""
+    """The A/A noise in `rows`, over all batch sizes and at each; the comparison is passed over."""
     sessions: dict[str, list[TimedRequest]] = defaultdict(list)
     for row in rows:
         if row.session != "ab":
             sessions[row.session].append(row)
-    return measure_noise(
-        {
-            name: cells(log_ratios(found, BASELINE_AGAIN, BASELINE))
-            for name, found in sessions.items()
-        },
-        same_launch=same_launch,
-        settings=settings,
-    )
+
+    def measured(batch: int | None) -> Noise:
+        return measure_noise(
+            {
+                name: cells(
+                    log_ratios(
+                        (row for row in found if batch in (None, row.batch)),
+                        BASELINE_AGAIN, BASELINE,
+                    )
+                )
+                for name, found in sessions.items()
+            },
+            same_launch=same_launch,
+            settings=settings,
+        )  # fmt: skip
+
+    levels = tuple(LevelNoise(batch, measured(batch).nu_log) for batch in settings.batches)
+    return replace(measured(None), levels=levels)
 
 
 def client_cost(ends: Sequence[BenchRunEnd]) -> ClientCost:
     """The client's own times over all runs."""
     overhead = [value for end in ends for value in end.call_overhead_s]
     gaps = [value for end in ends for value in end.refill_gaps_s]
+    lags = [value for end in ends for value in end.loop_lag_p99_s]
     spread = np.percentile(gaps, [50, 99]) if gaps else None
     served = sum(end.served_s for end in ends)
     return ClientCost(
@@ -150,13 +180,13 @@ def client_cost(ends: Sequence[BenchRunEnd]) -> ClientCost:
         refill_gap_p50_s=None if spread is None else float(spread[0]),
         refill_gap_p99_s=None if spread is None else float(spread[1]),
         cpu_ratio=sum(end.client_cpu_s for end in ends) / served if served > 0 else 0.0,
+        loop_lag_p99_s=max(lags) if lags else None,
     )
 
 
-def remarks(analysis: Analysis, systems: Sequence[SystemSummary], client: ClientCost) -> list[str]:
-    """What weakens the result without voiding it."""
+def noise_remarks(noise: Noise) -> list[str]:
+    """What weakens the A/A noise."""
     said = []
-    noise = analysis.noise
     if noise.provisional:
         n = len(noise.sessions)
         said.append(
@@ -165,6 +195,12 @@ def remarks(analysis: Analysis, systems: Sequence[SystemSummary], client: Client
         )
     if any(session.promoted for session in noise.sessions):
         said.append("an A/A session would have been promoted: this set-up is too noisy")
+    return said
+
+
+def remarks(analysis: Analysis, systems: Sequence[SystemSummary], client: ClientCost) -> list[str]:
+    """What weakens the result without voiding it."""
+    said = noise_remarks(analysis.noise)
     known = [(s.name, s.cached_ratio) for s in systems if s.cached_ratio is not None]
     for name, cached in known:
         if cached > _MUCH_CACHED:

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from specpilot_cli.engines.base import EngineClient, GenerateRequest, Generation
 from specpilot_cli.errors import MeasurementInvalid
@@ -27,6 +28,22 @@ class BlockCost:
     refill_gaps_s: tuple[float, ...]
     cpu_s: float
     served_s: float
+    loop_lag_p99_s: float | None = None
+
+
+@runtime_checkable
+class MeasuredClient(Protocol):
+    """An engine whose client is a process of its own, which measures itself.
+
+    cpu_s: its processor seconds so far. loop_lag_p99_s: how late its event loop was in the last
+    call, the worst one percent; None before the first.
+    """
+
+    @property
+    def cpu_s(self) -> float: ...
+
+    @property
+    def loop_lag_p99_s(self) -> float | None: ...
 
 
 @dataclass(slots=True)
@@ -69,17 +86,26 @@ def serve_block(
         GenerateRequest(prompt.request_id, prompt.input_ids, prompt.max_new_tokens)
         for prompt in prompts
     ]
-    cpu_start, start = cpu_clock(), clock()
+    own = engine if isinstance(engine, MeasuredClient) else None
+    cpu_start, start = _cpu_s(own, cpu_clock), clock()
     answers = engine.generate_many(
         requests, concurrency=batch, on_done=(lambda _: on_done()) if on_done else None
     )
-    wall_s, cpu_s = clock() - start, cpu_clock() - cpu_start
+    wall_s, cpu_s = clock() - start, _cpu_s(own, cpu_clock) - cpu_start
     if len(answers) != len(requests):
         raise MeasurementInvalid(f"{len(requests)} requests but {len(answers)} answers")
     for prompt, answer in zip(prompts, answers, strict=True):
         check_answer(prompt, answer)
     served_s = max(a.last_byte_s for a in answers) - min(a.submit_s for a in answers)
-    return answers, BlockCost(wall_s - served_s, refill_gaps(answers, batch), cpu_s, served_s)
+    lag_s = None if own is None else own.loop_lag_p99_s
+    return answers, BlockCost(
+        wall_s - served_s, refill_gaps(answers, batch), cpu_s, served_s, lag_s
+    )
+
+
+def _cpu_s(own: MeasuredClient | None, cpu_clock: Clock) -> float:
+    """Processor seconds of whoever times the answers."""
+    return cpu_clock() if own is None else own.cpu_s
 
 
 def check_answer(prompt: TokenPrompt, answer: Generation) -> None:

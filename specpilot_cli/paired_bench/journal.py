@@ -23,6 +23,7 @@ from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.bench_run import (
     BenchFailure,
     BenchHeader,
+    BenchLaunch,
     BenchLine,
     BenchRequest,
     BenchRunEnd,
@@ -51,19 +52,22 @@ class Journal:
 
     path: Path
     finished: dict[RunKey, FinishedRun] = field(default_factory=dict)
+    redact: bool = False
     _stream: TextIO | None = None
 
     @classmethod
     def open(
-        cls, path: Path, header: BenchHeader, *, resume: bool = False, force: bool = False
-    ) -> Journal:
+        cls, path: Path, header: BenchHeader, *, resume: bool = False, force: bool = False,
+        redact: bool = False,
+    ) -> Journal:  # fmt: skip
         """Start a journal, or continue the one at `path` if `resume`.
 
-        Raises InputError if the file exists and neither is wanted, or if it belongs to another
-        benchmark; MeasurementInvalid if the benchmark in it failed.
+        `redact` keeps output ids out of it. Raises InputError if the file exists and neither is
+        wanted, or if it belongs to another benchmark; MeasurementInvalid if the benchmark in it
+        failed.
         """
         if resume and path.exists() and path.stat().st_size > 0:
-            journal = cls(path, _read_finished(path, header))
+            journal = cls(path, read_finished(path, header), redact)
             journal._stream = path.open("a", encoding="utf-8")
             return journal
         if path.exists() and not force:
@@ -73,7 +77,7 @@ class Journal:
                 hint="use --resume to continue it, or --force to start over",
             )
         path.parent.mkdir(parents=True, exist_ok=True)
-        journal = cls(path)
+        journal = cls(path, redact=redact)
         journal._stream = path.open("w", encoding="utf-8")
         journal.append(header)
         return journal
@@ -90,7 +94,7 @@ class Journal:
 
     def append_request(self, row: TimedRequest) -> None:
         """Add one answer; it reaches the disk with the next synced line."""
-        self.append(request_line(row), sync=False)
+        self.append(request_line(row, redact=self.redact), sync=False)
 
     def close(self) -> None:
         """Flush and close; may be called twice."""
@@ -99,8 +103,8 @@ class Journal:
             self._stream = None
 
 
-def request_line(row: TimedRequest) -> BenchRequest:
-    """The journal's form of an answer."""
+def request_line(row: TimedRequest, *, redact: bool = False) -> BenchRequest:
+    """The journal's form of an answer; `redact` leaves the output ids out."""
     a = row.answer
     return BenchRequest(
         session=row.session,
@@ -111,7 +115,10 @@ def request_line(row: TimedRequest) -> BenchRequest:
         request_id=a.request_id,
         benchmark=row.benchmark,
         prompt_tokens=a.prompt_tokens,
-        output_ids=list(a.output_ids),
+        batch=row.batch,
+        output_ids=[] if redact else list(a.output_ids),
+        output_sha256=row.output_digest,
+        completion_tokens=a.completion_tokens,
         finish_reason=a.finish_reason,
         verify_steps=a.verify_steps,
         cached_tokens=a.cached_tokens,
@@ -128,7 +135,7 @@ def timed_request(line: BenchRequest) -> TimedRequest:
         output_ids=tuple(line.output_ids),
         finish_reason=line.finish_reason,
         prompt_tokens=line.prompt_tokens,
-        completion_tokens=len(line.output_ids),
+        completion_tokens=line.completion_tokens,
         verify_steps=line.verify_steps,
         submit_s=line.submit_s,
         first_byte_s=line.first_byte_s,
@@ -136,12 +143,19 @@ def timed_request(line: BenchRequest) -> TimedRequest:
         cached_tokens=line.cached_tokens,
     )
     return TimedRequest(
-        line.session, line.run, line.block, line.position, line.system, line.benchmark, answer
-    )
+        line.session, line.run, line.block, line.position, line.system, line.benchmark, answer,
+        line.batch, "" if line.output_ids else line.output_sha256,
+    )  # fmt: skip
 
 
-def _read_finished(path: Path, header: BenchHeader) -> dict[RunKey, FinishedRun]:
-    _drop_partial_line(path)
+def read_finished(path: Path, header: BenchHeader | None = None) -> dict[RunKey, FinishedRun]:
+    """The finished runs in a journal by session and run.
+
+    With `header`, to continue it: InputError unless it is of that very benchmark. Without, only to
+    read: a benchmark that failed gives what it had.
+    """
+    if header is not None:
+        _drop_partial_line(path)
     lines = iter_jsonl(path, BenchLine)
     first = next(lines, None)
     if first is None or not isinstance(first.root, BenchHeader):
@@ -150,7 +164,8 @@ def _read_finished(path: Path, header: BenchHeader) -> dict[RunKey, FinishedRun]
             where=f"{path}:1",
             hint="start over with --force",
         )
-    _check_same_benchmark(path, first.root, header)
+    if header is not None:
+        _check_same_benchmark(path, first.root, header)
     finished: dict[RunKey, FinishedRun] = {}
     rows: list[TimedRequest] = []
     for line in (entry.root for entry in lines):
@@ -170,6 +185,10 @@ def _read_finished(path: Path, header: BenchHeader) -> dict[RunKey, FinishedRun]
                     )
                 finished[key] = FinishedRun(own[-line.n_requests :], line)
                 rows = []
+            case BenchLaunch():
+                pass
+            case BenchFailure() if header is None:
+                pass
             case BenchFailure():
                 raise MeasurementInvalid(
                     f"this benchmark is already invalid: {line.reason}",
@@ -192,7 +211,7 @@ def _drop_partial_line(path: Path) -> None:
 def _check_same_benchmark(path: Path, old: BenchHeader, new: BenchHeader) -> None:
     changed = [
         name
-        for name in ("journal_version", "prompts_sha256", "settings")
+        for name in ("journal_version", "prompts_sha256", "settings", "noise_sha256")
         if getattr(old, name) != getattr(new, name)
     ]
     before = {system.name: system.server_info for system in old.systems}

@@ -11,7 +11,7 @@ from typing import Any
 
 from specpilot_cli.settings import available_cores
 
-_GPU_FIELDS = (
+GPU_FIELDS = (
     "uuid", "name", "driver_version", "clocks.sm", "clocks.mem", "temperature.gpu", "power.draw",
     "clocks_throttle_reasons.active",
 )  # fmt: skip
@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 def gpu_state() -> list[dict[str, str]]:
     """One entry per NVIDIA GPU with its clocks and temperature; empty without `nvidia-smi`."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(GPU_FIELDS)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -50,9 +50,7 @@ def gpu_state() -> list[dict[str, str]]:
 def parse_gpu_lines(text: str) -> list[dict[str, str]]:
     """`nvidia-smi` CSV without a header: one dict per line; lines of another shape are skipped."""
     rows = ([cell.strip() for cell in line.split(",")] for line in text.splitlines())
-    return [
-        dict(zip(_GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(_GPU_FIELDS)
-    ]
+    return [dict(zip(GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(GPU_FIELDS)]
 
 
 def recordable(value: Any) -> Any:
@@ -70,7 +68,8 @@ def recordable(value: Any) -> Any:
 
 
 def _is_secret(key: str) -> bool:
-    return key.endswith(("api_key", "hf_token")) or "password" in key or "secret" in key
+    name = key.lower()
+    return name.endswith(("api_key", "hf_token")) or "password" in name or "secret" in name
 
 
 def mechanism_state(server_info: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,22 +91,30 @@ def limit_per_benchmark(
     return tuple(kept)
 
 
-def make_plan(sessions: Sequence[Session], settings: PairedBenchSettings) -> Plan:
-    """What the sessions can show; the last session is the comparison itself."""
+def make_plan(
+    sessions: Sequence[Session], settings: PairedBenchSettings, *, nu_log: float = 0.0
+) -> Plan:
+    """What the sessions can show; the last session is the comparison itself.
+
+    nu_log: A/A noise that is already known; otherwise none is assumed.
+    """
     counts = Counter(prompt.benchmark for prompt in sessions[-1].prompts)
 
     def detectable(base: float, sigma: float) -> float:
         return stats.minimum_detectable_gain(
             list(counts.values()),
             sigma,
-            bound=promotion_bound(base, 0.0),
+            bound=promotion_bound(base, nu_log),
             power=settings.power,
             confidence=settings.confidence,
         )
 
     return Plan(
         n_requests=dict(counts),
-        n_answers=settings.runs * sum(len(s.systems) * len(s.prompts) for s in sessions),
+        n_answers=settings.runs
+        * len(settings.batches)
+        * sum(len(s.systems) * len(s.prompts) for s in sessions),
+        assumed_nu_log=nu_log,
         power=settings.power,
         sigma_identical_log=settings.sigma_identical_log,
         sigma_diverging_log=settings.sigma_diverging_log,
@@ -120,11 +128,15 @@ def make_plan(sessions: Sequence[Session], settings: PairedBenchSettings) -> Pla
 
 
 def estimate_seconds(
-    sessions: Sequence[Session], s_per_token: dict[str, float], runs: int
+    sessions: Sequence[Session], s_per_token: dict[str, float], runs: int, *, together: bool = False
 ) -> float:
-    """Expected time of all sessions from the warm-up's seconds per requested token and system."""
+    """Expected time of all sessions from the warm-up's seconds per requested token and system.
+
+    together: the systems of a session serve at the same time, so that the slowest one counts.
+    """
+    combine = max if together else sum
     return runs * sum(
-        s_per_token[name] * sum(prompt.max_new_tokens for prompt in session.prompts)
+        combine(s_per_token[name] for name in session.systems)
+        * sum(prompt.max_new_tokens for prompt in session.prompts)
         for session in sessions
-        for name in session.systems
     )

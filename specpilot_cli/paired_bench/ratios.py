@@ -25,27 +25,29 @@ LogRatios = dict[str, dict[str, float]]
 
 
 def log_ratios(rows: Iterable[TimedRequest], numerator: str, denominator: str) -> LogRatios:
-    """Mean log-ratio of each request, grouped by benchmark, in serving order.
+    """Mean log-ratio of each request over runs and batch sizes, by benchmark, in serving order.
 
-    `rows` are the answers of one session. ValueError if a request lacks an answer of either
-    system in some run: pairs with a hole are never averaged.
+    A request that was served at several batch sizes is one cluster. `rows` are the answers of one
+    session. ValueError if a request lacks an answer of either system in some run: pairs with a
+    hole are never averaged.
     """
-    rates: dict[tuple[str, str, int], float] = {}
+    rates: dict[tuple[str, str, tuple[int, int]], float] = {}
     benchmark: dict[str, str] = {}
-    runs: set[int] = set()
+    times: set[tuple[int, int]] = set()
     for row in rows:
         if row.system in (numerator, denominator):
-            rates[row.system, row.request_id, row.run] = row.answer.rate_tok_per_s
+            time = (row.batch, row.run)
+            rates[row.system, row.request_id, time] = row.answer.rate_tok_per_s
             benchmark.setdefault(row.request_id, row.benchmark)
-            runs.add(row.run)
+            times.add(time)
     grouped: LogRatios = {}
     for request_id, name in benchmark.items():
         per_run = []
-        for run in sorted(runs):
-            above = rates.get((numerator, request_id, run))
-            below = rates.get((denominator, request_id, run))
+        for time in sorted(times):
+            above = rates.get((numerator, request_id, time))
+            below = rates.get((denominator, request_id, time))
             if above is None or below is None:
-                raise ValueError(f"request {request_id!r} has no complete pair in run {run}")
+                raise ValueError(f"request {request_id!r} has no complete pair in run {time[1]}")
             per_run.append([math.log(above / below)])
         grouped.setdefault(name, {})[request_id] = float(stats.mean_over_runs(per_run)[0])
     return grouped
@@ -77,7 +79,7 @@ def estimate_gain(
 
 
 def identical_requests(rows: Iterable[TimedRequest], system: str, other: str) -> dict[str, bool]:
-    """Whether all of a request's output tokens were equal, in every run: request id -> bool."""
+    """Whether all of a request's output tokens were equal, in every run and at every batch size."""
     outputs = _outputs(rows)
     requests = {request_id for (name, request_id) in outputs if name == system}
     same: dict[str, bool] = {}
@@ -143,15 +145,15 @@ def summarise_system(rows: Iterable[TimedRequest], system: str) -> SystemSummary
             if len(cached) == len(answers)
             else None
         ),
-        n_unstable=sum(len(set(by_run.values())) > 1 for by_run in outputs.values()),
+        n_unstable=sum(len(set(by_time.values())) > 1 for by_time in outputs.values()),
     )
 
 
 def _outputs(
     rows: Iterable[TimedRequest],
-) -> dict[tuple[str, str], dict[int, tuple[int, ...]]]:
-    """(system, request id) -> run -> output ids."""
-    found: dict[tuple[str, str], dict[int, tuple[int, ...]]] = defaultdict(dict)
+) -> dict[tuple[str, str], dict[tuple[int, int], str]]:
+    """(system, request id) -> (batch, run) -> hash of the output ids."""
+    found: dict[tuple[str, str], dict[tuple[int, int], str]] = defaultdict(dict)
     for row in rows:
-        found[row.system, row.request_id][row.run] = row.answer.output_ids
+        found[row.system, row.request_id][row.batch, row.run] = row.output_digest
     return found

@@ -18,9 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 from specpilot_cli import stats
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json_model
+from specpilot_cli.paired_bench.journal import read_finished
 from specpilot_cli.paired_bench.promotion import decide
 from specpilot_cli.paired_bench.ratios import estimate_gain
-from specpilot_cli.paired_bench.types import ENOUGH_AA_SESSIONS, PairedBenchSummary
+from specpilot_cli.paired_bench.types import (
+    ENOUGH_AA_SESSIONS,
+    Noise,
+    PairedBenchSummary,
+    TimedRequest,
+)
 from specpilot_cli.schema.result import SCHEMA_VERSION, Envelope
 
 _HINT = "the file was edited or damaged: measure again"
@@ -57,6 +63,15 @@ def read_saved(path: Path) -> tuple[Envelope, PairedBenchSummary]:
     return envelope, summary
 
 
+def saved_rows(path: Path) -> list[TimedRequest]:
+    """Every answer behind the result in `path`, from the journal beside it.
+
+    Raises InputError if the journal is not there.
+    """
+    journal = path.with_suffix(".journal.jsonl")
+    return [row for run in read_finished(journal).values() for row in run.rows]
+
+
 def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]:
     """What contradicts what, the first thing first."""
     if summary.verdict != verdict:
@@ -66,21 +81,23 @@ def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]
         if not summary.reasons or any(part is not None for part in rests_on):
             yield "verdict` is invalid, which takes reasons and leaves no numbers"
         return
+    if summary.verdict == "ok":
+        if summary.noise is None or summary.gain is not None or summary.decision is not None:
+            yield "verdict` is ok, which a calibration has: noise, and no comparison"
+            return
+        yield from _noise_problems(summary.noise, summary.settings.aa_sessions)
+        return
     if summary.gain is None or summary.noise is None or summary.decision is None:
         yield f"verdict` is {summary.verdict} without the numbers it rests on"
         return
     noise, settings = summary.noise, summary.settings
-    gains = [session.gain_ratio for session in noise.sessions]
-    nu_log = stats.aa_noise([math.log(gain) for gain in gains])
-    if not _same(nu_log, noise.nu_log) or len(gains) != settings.aa_sessions:
-        yield "noise` does not follow from its sessions"
-    if noise.provisional != (len(gains) < ENOUGH_AA_SESSIONS):
-        yield "noise.provisional` does not follow from the number of sessions"
+    n_sessions = len(noise.sessions)
+    yield from _noise_problems(noise, n_sessions if noise.source else settings.aa_sessions)
     cells: dict[str, list[float]] = {}
     for request in summary.requests:
         cells.setdefault(request.benchmark, []).append(math.log(request.gain_ratio))
     gain = estimate_gain(
-        cells, nu=noise.nu_log, n_sessions=len(gains), confidence=settings.confidence
+        cells, nu=noise.nu_log, n_sessions=n_sessions, confidence=settings.confidence
     )
     if not _same(asdict(gain), asdict(summary.gain)):
         yield "gain` does not follow from the requests"
@@ -94,6 +111,15 @@ def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]
         yield "decision` does not follow from the gain and the noise"
     if decision.verdict != summary.verdict or summary.reasons != (decision.reason,):
         yield f"verdict` is {summary.verdict}, the numbers say {decision.verdict}"
+
+
+def _noise_problems(noise: Noise, n_sessions: int) -> Iterator[str]:
+    gains = [session.gain_ratio for session in noise.sessions]
+    nu_log = stats.aa_noise([math.log(gain) for gain in gains])
+    if not _same(nu_log, noise.nu_log) or len(gains) != n_sessions:
+        yield "noise` does not follow from its sessions"
+    if noise.provisional != (len(gains) < ENOUGH_AA_SESSIONS):
+        yield "noise.provisional` does not follow from the number of sessions"
 
 
 def _same(one: Any, other: Any) -> bool:

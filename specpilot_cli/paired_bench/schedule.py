@@ -75,6 +75,11 @@ def run_schedule(
     return slots
 
 
+def together(n_requests: int, systems: Sequence[str]) -> list[Slot]:
+    """Every system serves all requests at the same time, each on a device of its own."""
+    return [Slot(0, 0, name, tuple(range(n_requests))) for name in systems]
+
+
 def _blocks(n_requests: int, block_requests: int) -> list[tuple[int, ...]]:
     """Even blocks of at most `block_requests`: a last block of a few would run under-filled."""
     n_blocks = max(1, -(-n_requests // block_requests)) if n_requests else 0

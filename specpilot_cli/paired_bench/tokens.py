@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
 from specpilot_cli.engines.base import EngineClient, GenerateRequest
@@ -40,6 +41,15 @@ def tokenize_with_server(
         found.append(_prompt(prompt, ids))
     reporter.progress("tokenizing", len(prompts), len(prompts))
     return found
+
+
+def texts_sha256(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 over ids, benchmarks, limits and texts, in order."""
+    digest = hashlib.sha256()
+    for p in prompts:
+        head = f"{p.request_id}\0{p.benchmark}\0{p.max_new_tokens}\0"
+        digest.update(hashlib.sha256((head + p.text).encode()).digest())
+    return digest.hexdigest()
 
 
 def _prompt(prompt: Prompt, ids: tuple[int, ...]) -> TokenPrompt:

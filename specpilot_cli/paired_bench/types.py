@@ -6,14 +6,16 @@ because a summary is written to JSON field by field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specpilot_cli.engines.base import Generation
 from specpilot_cli.errors import InputError
 
-Verdict = Literal["promote", "no", "invalid"]
+# `ok` is a calibration: noise was measured, nothing was compared.
+Verdict = Literal["promote", "no", "invalid", "ok"]
 
 BASELINE, CANDIDATE = "baseline", "candidate"
 # Optional systems: plain decoding, and a second launch of the baseline for the A/A sessions.
@@ -39,18 +41,19 @@ class PairedBenchSettings:
     """How to measure and when to promote.
 
     runs: passes over all requests, even, so that each order occurs equally often.
-    batch: requests in flight. block_requests: requests one system serves before the other takes
-    over; None means 1 for batch 1 and four batches otherwise. aa_sessions: K, baseline against
-    itself; aa_limit: requests per benchmark in those sessions (None = all; fewer make the
-    measured noise larger, never smaller on average). warmup: requests outside the timed set; None
-    means one batch. limit: timed requests per benchmark. base_identical_ratio,
-    base_diverging_ratio: least gain worth promoting when all output tokens equal the baseline's,
-    and when some differ (paper §3.2). sigma_*_log: assumed request noise, for the plan that is
-    printed before the measurement only.
+    batches: requests in flight, one or more levels; each run serves every request at each.
+    block_requests: requests one system serves before the other takes over; None means 1 at batch 1
+    and four batches otherwise. aa_sessions: K, baseline against itself; 0 where the noise of an
+    earlier calibration is used. aa_limit: requests per benchmark in those sessions (None = all;
+    fewer make the measured noise larger, never smaller on average). warmup: requests outside the
+    timed set; None means one batch of the largest level. limit: timed requests per benchmark.
+    base_identical_ratio, base_diverging_ratio: least gain worth promoting when all output tokens
+    equal the baseline's, and when some differ (paper §3.2). sigma_*_log: assumed request noise,
+    for the plan that is printed before the measurement only.
     """
 
     runs: int = 2
-    batch: int = 1
+    batches: tuple[int, ...] = (1,)
     block_requests: int | None = None
     aa_sessions: int = 3
     aa_limit: int | None = None
@@ -71,13 +74,15 @@ class PairedBenchSettings:
                 where="runs",
                 hint="every request is served in both orders equally often, which takes pairs",
             )
-        if self.aa_sessions < 1:
+        if self.aa_sessions < 0:
+            raise InputError(f"A/A sessions cannot be {self.aa_sessions}", where="aa")
+        if not self.batches or len(set(self.batches)) < len(self.batches):
             raise InputError(
-                f"at least one A/A session is needed, not {self.aa_sessions}",
-                where="aa",
-                hint="without the baseline timed against itself there is no noise to compare with",
+                f"batch sizes must be given once each, not {self.batches}",
+                where="batch",
+                hint="for example --batch 1,8,32",
             )
-        least_one = {"batch": self.batch, "block_requests": self.block_requests,
+        least_one = {"batch": min(self.batches), "block_requests": self.block_requests,
                      "warmup": self.warmup}  # fmt: skip
         for name, value in least_one.items():
             if value is not None and value < 1:
@@ -97,19 +102,21 @@ class PairedBenchSettings:
     @property
     def warmup_requests(self) -> int:
         """Requests served before timing: at least one full batch unless asked otherwise."""
-        return self.warmup if self.warmup is not None else max(2, self.batch)
+        return self.warmup if self.warmup is not None else max(2, *self.batches)
 
-    @property
-    def requests_per_block(self) -> int:
-        """Requests that one system serves before another takes over."""
+    def requests_per_block(self, batch: int) -> int:
+        """Requests that one system serves at `batch` before another takes over."""
         if self.block_requests is not None:
             return self.block_requests
-        return 1 if self.batch == 1 else 4 * self.batch
+        return 1 if batch == 1 else 4 * batch
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRequest:
-    """One answer and when it was due: session `ab` or `aa1`..., run, block, place in the order."""
+    """One answer and when it was due: session `ab` or `aa1`..., run, block, place in the order.
+
+    batch: requests in flight. digest: SHA-256 of the output ids where these were not kept.
+    """
 
     session: str
     run: int
@@ -118,11 +125,23 @@ class TimedRequest:
     system: str
     benchmark: str
     answer: Generation
+    batch: int = 1
+    digest: str = ""
 
     @property
     def request_id(self) -> str:
         """The prompt's id."""
         return self.answer.request_id
+
+    @property
+    def output_digest(self) -> str:
+        """SHA-256 of the output ids: answers are alike if these are."""
+        return self.digest or output_digest(self.answer.output_ids)
+
+
+def output_digest(ids: Sequence[int]) -> str:
+    """SHA-256 of token ids."""
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +202,16 @@ class SystemSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelResult:
+    """The comparison at one batch size: all benchmarks with equal weights, then each."""
+
+    batch: int
+    gain: GainEstimate
+    benchmarks: tuple[BenchmarkResult, ...]
+    systems: tuple[SystemSummary, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class AaSession:
     """One session of the baseline against itself; `promoted` should never be true."""
 
@@ -194,12 +223,21 @@ class AaSession:
 
 
 @dataclass(frozen=True, slots=True)
+class LevelNoise:
+    """nu of the A/A sessions at one batch size alone, in log units."""
+
+    batch: int
+    nu_log: float
+
+
+@dataclass(frozen=True, slots=True)
 class Noise:
     """nu, the root mean square of ln G over A/A sessions, and what it rests on.
 
     sigma_log: spread of a request's mean log-ratio within these sessions. same_launch: the baseline
     ran against the very same server, so noise between launches is not in nu. provisional: fewer
-    than three sessions.
+    than three sessions. levels: the same by batch size. source: SHA-256 of the calibration that it
+    was taken from; None where it was measured in this benchmark.
     """
 
     nu_log: float
@@ -207,6 +245,8 @@ class Noise:
     sessions: tuple[AaSession, ...]
     same_launch: bool
     provisional: bool
+    levels: tuple[LevelNoise, ...] = ()
+    source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +286,32 @@ class ClientCost:
 
     call_overhead: seconds per block between the call and its first submit and after its last byte.
     refill_gap: seconds until the next request followed a finished one. cpu_ratio: processor
-    seconds of this process per second of serving (close to 1 would mean that the client sets the
-    pace).
+    seconds of the client process per second of serving (close to 1 would mean that the client sets
+    the pace). loop_lag: how late the client's event loop ran what was due, the worst one percent.
     """
 
     call_overhead_p50_s: float
     refill_gap_p50_s: float | None
     refill_gap_p99_s: float | None
     cpu_ratio: float
+    loop_lag_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptForm:
+    """How texts became token ids, by hashes: the result holds no prompt text.
+
+    texts_sha256: of all ids, benchmarks and texts before any template. template_sha256: of the
+    chat template; None where texts were sent as they stand. thinking: its switch. tokenizer_sha256:
+    of tokenizer.json; None where the baseline's server tokenised. sealed: the prompts were kept for
+    one final comparison.
+    """
+
+    texts_sha256: str
+    template_sha256: str | None = None
+    thinking: bool | None = None
+    tokenizer_sha256: str | None = None
+    sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +319,8 @@ class Plan:
     """What the measurement can show, worked out before it starts.
 
     detectable_*: smallest true gain promoted with the stated power, under the assumed request noise
-    and no A/A noise. estimated_s: from the warm-up's speed.
+    and the A/A noise known by then (assumed_nu_log; 0 before any). estimated_s: from the warm-up's
+    speed.
     """
 
     n_requests: dict[str, int]
@@ -272,6 +331,7 @@ class Plan:
     detectable_identical_ratio: float
     detectable_diverging_ratio: float
     estimated_s: float | None = None
+    assumed_nu_log: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +356,8 @@ class PairedBenchSummary:
     started_utc: str
     wall_s: float
     environment: dict[str, Any] = field(default_factory=dict)
+    levels: tuple[LevelResult, ...] = ()
+    prompt_form: PromptForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +375,16 @@ class PairedBenchResult:
         return self.summary.verdict
 
     def answers(self, system: str, *, run: int = 0) -> list[Generation]:
-        """The A/B answers of `system` in `run`, in serving order (for token forcing)."""
+        """The A/B answers of `system` in `run` at the first batch size, in serving order.
+
+        For token forcing, which audits the very tokens that were timed.
+        """
+        batch = self.summary.settings.batches[0]
         return [
             row.answer
             for row in self.rows
-            if row.session == "ab" and row.system == system and row.run == run
+            if row.session == "ab"
+            and row.system == system
+            and row.run == run
+            and row.batch == batch
         ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specpilot_cli.paired_bench.types import (
     AR,
@@ -96,6 +96,20 @@ def benchmark_table(summary: PairedBenchSummary, *, names: SystemNames = ROLES) 
     )  # fmt: skip
 
 
+def level_tables(
+    summary: PairedBenchSummary, *, names: SystemNames = ROLES
+) -> tuple[ReportTable, ...]:
+    """The benchmark table of each batch size; empty if there was only one."""
+    tables = []
+    for level in summary.levels:
+        alone = replace(
+            summary, gain=level.gain, benchmarks=level.benchmarks, systems=level.systems
+        )
+        table = benchmark_table(alone, names=names)
+        tables.append(replace(table, title=f"{level.batch} in flight: {table.title}", note=""))
+    return tuple(tables)
+
+
 def over_ar_table(summary: PairedBenchSummary, *, names: SystemNames = ROLES) -> ReportTable:
     """Speedups over plain decoding, a row per benchmark; no rows if it did not take part."""
     rows: list[tuple[str, ...]] = []
@@ -178,16 +192,25 @@ def basis_rows(summary: PairedBenchSummary) -> list[tuple[str, str]]:
         )
         if gap is not None:
             text += f", {format_seconds(max(gap, 0.0))} to send the next request"
+        if client.loop_lag_p99_s is not None:
+            text += f", event loop at most {format_seconds(client.loop_lag_p99_s)} late (p99)"
         pairs.append(("client", text))
     settings = summary.settings
     pairs.append(
         (
             "method",
-            f"{settings.runs} runs in swapped order, {settings.batch} in flight, measured in "
+            f"{settings.runs} runs in swapped order, {levels_text(settings.batches)} in flight, "
+            f"measured in "
             f"{format_seconds(summary.wall_s)}",
         )
     )
     return pairs
+
+
+def levels_text(batches: Sequence[int]) -> str:
+    """`1`, or `1, 8 and 32`."""
+    *first, last = map(str, batches)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def noise_text(noise: Noise, *, names: SystemNames = ROLES) -> str:

@@ -1,8 +1,8 @@
 """The journal of a paired benchmark: JSON lines, appended while it runs, never rewritten.
 
 First a header that fixes what is measured; then one line per answered request, one per finished
-run, and one if something failed. A run counts only if its `run_end` line is there, so a killed
-benchmark resumes at the run it was in.
+run, one per server that was started for it, and one if something failed. A run counts only if its
+`run_end` line is there, so a killed benchmark resumes at the run it was in.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pydantic import Field, RootModel
 
 from specpilot_cli.schema.base import FileModel
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 
 
 class BenchSettings(FileModel):
     """What has to stay the same for runs of one benchmark to be combined."""
 
     runs: int = Field(ge=2)
-    batch: int = Field(ge=1)
-    block_requests: int = Field(ge=1)
-    aa_sessions: int = Field(ge=1)
+    batches: tuple[Annotated[int, Field(ge=1)], ...]
+    block_requests: int | None
+    aa_sessions: int = Field(ge=0)
     aa_limit: int | None
     limit: int | None
     warmup: int = Field(ge=1)
@@ -48,13 +48,26 @@ class BenchHeader(FileModel):
     settings: BenchSettings
     systems: list[BenchSystem]
     environment: dict[str, Any]
+    noise_sha256: str | None = None
+
+
+class BenchLaunch(FileModel):
+    """A system was started afresh for a run: where, and what its server then said of itself."""
+
+    kind: Literal["launch"] = "launch"
+    session: str
+    run: int = Field(ge=0)
+    system: str
+    device: str | None
+    server_info: dict[str, Any]
 
 
 class BenchRequest(FileModel):
     """One answered request; times are seconds on the client's monotonic clock.
 
     session is `ab`, or `aa1`, `aa2`, ... where the baseline is served against itself. block and
-    position say when the request was due: position 0 is the system that was served first.
+    position say when the request was due: position 0 is the system that was served first. In a
+    redacted journal `output_ids` is empty; the hash always stands.
     """
 
     kind: Literal["request"] = "request"
@@ -66,7 +79,10 @@ class BenchRequest(FileModel):
     request_id: str
     benchmark: str
     prompt_tokens: int = Field(ge=0)
-    output_ids: list[int] = Field(min_length=1)
+    batch: int = Field(ge=1)
+    output_ids: list[int]
+    output_sha256: str
+    completion_tokens: int = Field(ge=1)
     finish_reason: str
     verify_steps: int | None
     cached_tokens: int | None
@@ -86,6 +102,7 @@ class BenchRunEnd(FileModel):
     load_average_1min: float | None
     call_overhead_s: list[float]
     refill_gaps_s: list[float]
+    loop_lag_p99_s: list[float] = Field(default_factory=list)
     client_cpu_s: float
     served_s: float
 
@@ -103,7 +120,8 @@ class BenchFailure(FileModel):
 class BenchLine(
     RootModel[
         Annotated[
-            BenchHeader | BenchRequest | BenchRunEnd | BenchFailure, Field(discriminator="kind")
+            BenchHeader | BenchLaunch | BenchRequest | BenchRunEnd | BenchFailure,
+            Field(discriminator="kind"),
         ]
     ]
 ):

@@ -27,7 +27,7 @@ _OWNED = {
     "quantization": "the mechanism `w12`", "tp": "tensor_parallel", "tp-size": "tensor_parallel",
     "tensor-parallel-size": "tensor_parallel", "device": "device",
 }  # fmt: skip
-_SECRET = re.compile(r"(api|admin).*key|token$|password|secret|keyfile", re.IGNORECASE)
+SECRET = re.compile(r"(api|admin).*key|token$|password|secret|keyfile", re.IGNORECASE)
 
 
 class SglangModels(FileModel):
@@ -64,7 +64,7 @@ class SglangArguments(FileModel):
                 raise ValueError(f"`{name}` is no option name; write it as in `page-size: 64`")
             if name in _OWNED:
                 raise ValueError(f"`{name}` is set through {_OWNED[name]}, not here")
-            if _SECRET.search(name):
+            if SECRET.search(name):
                 raise ValueError(f"`{name}` holds a secret, which no recipe may")
             if "\0" in str(given):
                 raise ValueError(f"`{name}` holds a NUL character, which no argument can")
@@ -157,7 +157,7 @@ class SglangRecipe(FileModel):
     @classmethod
     def _no_secrets(cls, value: dict[str, str]) -> dict[str, str]:
         for name, given in value.items():
-            if _SECRET.search(name):
+            if SECRET.search(name):
                 raise ValueError(f"`{name}` holds a secret, which no recipe may")
             if "\0" in given:
                 raise ValueError(f"`{name}` holds a NUL character, which no variable can")

@@ -28,9 +28,10 @@ def read(repo: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def test_pages_say_what_was_measured(repo: Path) -> None:
+@pytest.mark.parametrize("name", ["w12_doc_numbers", "bench_doc_numbers"])
+def test_pages_say_what_was_measured(repo: Path, name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/w12_doc_numbers.py", "--check"],
+        [sys.executable, f"scripts/{name}.py", "--check"],
         cwd=repo, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -78,7 +78,7 @@ def apply_recipe(
     """
     phases = Phases(reporter, total=5)
     phases.begin("weights", f"weights: {_weights_text(checked)}")
-    conversion = _prepare(checked, folder, reporter)
+    conversion = prepare(checked, folder, reporter)
     phases.begin("measure", "where the speed goes: record, replay and time on dev prompts")
     measured = measure(checked, folder, reporter=reporter)
     _announce_budget(measured, reporter)
@@ -130,7 +130,8 @@ def plan_systems(checked: CheckedRecipe, folder: Path, n_nodes: int) -> tuple[Sy
     )  # fmt: skip
 
 
-def _prepare(checked: CheckedRecipe, folder: Path, reporter: Reporter) -> Conversion | None:
+def prepare(checked: CheckedRecipe, folder: Path, reporter: Reporter) -> Conversion | None:
+    """The target in W12 in `folder`, if the recipe has it."""
     if not checked.loaded.recipe.uses_w12:
         return None
     return convert_folder(

@@ -131,7 +131,7 @@ def _with_gates(checked: CheckedSglang, folder: Path) -> CheckedSglang:
     for system in _systems(checked, folder, with_ar=True, together=True):
         one = _planned(checked, system, taken)
         if one.memory.problems:
-            block = max(gates.n_timed, gates.bench.batch)
+            block = max(gates.n_timed, *gates.bench.batches)
             turns = replace(gates, bench=replace(gates.bench, block_requests=block))
             return replace(checked, gates=turns)
         planned.append(one)

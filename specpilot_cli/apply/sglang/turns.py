@@ -16,7 +16,7 @@ from typing import Any
 
 from specpilot_cli.apply.serving import ServerPlan, client, explained, shaken, started
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
-from specpilot_cli.engines.http_client import HttpEngine
+from specpilot_cli.engines.client_process import ProcessEngine
 from specpilot_cli.engines.process import ServerProcess
 from specpilot_cli.errors import SpecPilotError
 from specpilot_cli.ui import Reporter
@@ -42,7 +42,8 @@ class TurnTaking:
     _stack: ExitStack = field(default_factory=ExitStack)
     _name: str | None = None
     _server: ServerProcess | None = None
-    _engine: HttpEngine | None = None
+    _engine: ProcessEngine | None = None
+    _ended_cpu_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Make the clients."""
@@ -63,13 +64,24 @@ class TurnTaking:
         """Whether it is this system's turn."""
         return self._engine is not None and name == self._name
 
-    def running(self, name: str) -> HttpEngine:
+    def running(self, name: str) -> ProcessEngine:
         """A client of the running server of system `name`, which is started if need be."""
         if not self.is_running(name):
             self._stop()
             self._start(name)
         assert self._engine is not None
         return self._engine
+
+    @property
+    def client_cpu_s(self) -> float:
+        """Processor seconds of all clients so far."""
+        running_s = 0.0 if self._engine is None else self._engine.cpu_s
+        return self._ended_cpu_s + running_s
+
+    @property
+    def client_lag_s(self) -> float | None:
+        """See `ProcessEngine`; of the client of the server that runs."""
+        return None if self._engine is None else self._engine.loop_lag_p99_s
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -109,6 +121,7 @@ class TurnTaking:
         self._engine = engine
 
     def _stop(self) -> None:
+        self._ended_cpu_s = self.client_cpu_s
         self._name = self._server = self._engine = None
         self._stack.close()
 
@@ -149,6 +162,16 @@ class TurnEngine:
         """Answer all requests with `concurrency` in flight."""
         engine = self.turns.running(self.name)
         return engine.generate_many(requests, concurrency=concurrency, on_done=on_done)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of the client of the server that runs."""
+        return self.turns.client_cpu_s
+
+    @property
+    def loop_lag_p99_s(self) -> float | None:
+        """How late that client's event loop was in the last call."""
+        return self.turns.client_lag_s
 
     def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
         """Score the tokens `input_ids[start:]`, each given everything before it."""

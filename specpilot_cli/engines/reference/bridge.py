@@ -44,14 +44,22 @@ class _Abort:
 
 
 class EngineThread:
-    """Runs a scheduler until `stop`. Create and use it from the event loop's thread."""
+    """Runs a scheduler until `stop`. Create and use it from the event loop's thread.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    pace_s: what every step takes, as long as the processor keeps up with it; None runs freely.
+    slow_ratio: by how much of itself every step is made longer.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, *, pace_s: float | None = None, slow_ratio: float = 0.0
+    ) -> None:
         self.scheduler = scheduler
         self.failure: BaseException | None = None
         self._inbox: queue.SimpleQueue[_Submit | _Abort | None] = queue.SimpleQueue()
         self._requests: dict[str, _Submit] = {}
         self._loop = asyncio.get_running_loop()
+        self._pace_s, self._slow_ratio = pace_s, slow_ratio
+        self._paced_until_s: float | None = None
         self._rates: deque[tuple[float, float, int]] = deque()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -92,6 +100,8 @@ class EngineThread:
             while self._take_commands():
                 if not self.scheduler.idle:
                     self._step()
+                if self.scheduler.idle:
+                    self._paced_until_s = None  # the next request starts its own time
         except BaseException as error:  # noqa: BLE001  (reported to every waiting client)
             self.failure = error
             _log.exception("the engine stopped")
@@ -120,6 +130,10 @@ class EngineThread:
         started = time.monotonic()
         before = self.scheduler.counters.output_tokens
         slots = self.scheduler.step()
+        if self._pace_s is not None:
+            self._wait(started, self._pace_s * (1 + self._slow_ratio))
+        elif self._slow_ratio > 0.0:
+            time.sleep(self._slow_ratio * (time.monotonic() - started))
         now = time.monotonic()
         self._rates.append((now, now - started, self.scheduler.counters.output_tokens - before))
         while self._rates and self._rates[0][0] < now - _WINDOW_S:
@@ -134,6 +148,12 @@ class EngineThread:
             if request.every_step or slot.finish_reason is not None:
                 messages.append((request.sink, _update(slot)))
         self._post(messages)
+
+    def _wait(self, started_s: float, pace_s: float) -> None:
+        """Sleep until the step's time is over, counted from the end of the one before it."""
+        begun_s = started_s if self._paced_until_s is None else self._paced_until_s
+        self._paced_until_s = max(begun_s + pace_s, time.monotonic())
+        time.sleep(max(0.0, self._paced_until_s - time.monotonic()))
 
     def _post(self, messages: list[tuple[Sink, Update | EngineFailure]]) -> None:
         if not messages:

@@ -40,6 +40,8 @@ def serve_command(
     dtype: str = "float32",
     max_running: int | None = None,
     fault: Fault | None = None,
+    pace_ms: float | None = None,
+    slow_pct: float = 0.0,
 ) -> list[str]:
     """The `specpilot serve` command of a reference server, for `engines.process.ServerProcess`."""
     command = [sys.executable, "-m", "specpilot_cli", "serve", "--target", str(target)]
@@ -50,6 +52,10 @@ def serve_command(
     command += ["--host", host, "--port", str(port), "--threads", str(threads), "--dtype", dtype]
     if max_running is not None:
         command += ["--max-running", str(max_running)]
+    if pace_ms is not None:
+        command += ["--pace", repr(pace_ms)]
+    if slow_pct:
+        command += ["--slow", repr(slow_pct)]
     if fault is not None:
         command += ["--fault", fault.argument]
     return command

@@ -41,11 +41,13 @@ _CLIENT_LEFT = 499  # nginx's code; nobody is there to read it
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How the server runs around the engine."""
+    """How the server runs around the engine; pace_s and slow_ratio as in `EngineThread`."""
 
     host: str = "127.0.0.1"
     port: int = 30000
     max_running: int = DEFAULT_MAX_RUNNING
+    pace_s: float | None = None
+    slow_ratio: float = 0.0
 
 
 @dataclass(slots=True)
@@ -94,7 +96,9 @@ class ReferenceServer:
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self._thread = EngineThread(self.engine.scheduler(max_running=self.options.max_running))
+        scheduler = self.engine.scheduler(max_running=self.options.max_running)
+        options = self.options
+        self._thread = EngineThread(scheduler, pace_s=options.pace_s, slow_ratio=options.slow_ratio)
         self._thread.start()
         try:
             yield
@@ -255,9 +259,18 @@ class ReferenceServer:
             "speculative_draft_model_path": str(engine.drafter_path) if drafting else None,
             "speculative_dflash_block_size": spec.block if drafting else None,
             "speculative_num_draft_tokens": spec.rows if drafting else None,
-            "specpilot": engine.describe(),
+            "specpilot": {**engine.describe(), **self._timing()},
             "internal_states": [self._state()],
         }
+
+    def _timing(self) -> JsonObject:
+        """What makes step times other than the engine's own; empty where nothing does."""
+        found: JsonObject = {}
+        if self.options.pace_s is not None:
+            found["paced"] = {"step_ms": 1000 * self.options.pace_s}
+        if self.options.slow_ratio > 0.0:
+            found["slowed_ratio"] = self.options.slow_ratio
+        return found
 
     def _state(self) -> JsonObject:
         scheduler = self.thread.scheduler

@@ -119,7 +119,7 @@ def test_an_existing_journal_is_neither_continued_nor_overwritten_unasked(tmp_pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: (s, dataclasses.replace(SETTINGS, batch=2)), "settings"),
+        (lambda s: (s, dataclasses.replace(SETTINGS, batches=(2,))), "settings"),
         (lambda s: (s | {"ar": s["baseline"]}, SETTINGS), "systems"),
         (lambda s: (_with_info(s, {"version": "other"}), SETTINGS), "candidate.version"),
         (

@@ -123,7 +123,7 @@ def test_the_order_is_swapped_in_the_second_run() -> None:
 def test_one_system_works_at_a_time_also_with_many_in_flight() -> None:
     clock = FakeClock()
     a, b = FakeEngine(clock, constant(100.0)), FakeEngine(clock, constant(130.0))
-    result = bench(a, b, PairedBenchSettings(aa_sessions=1, batch=3))
+    result = bench(a, b, PairedBenchSettings(aa_sessions=1, batches=(3,)))
     assert (a.in_flight, b.in_flight) == (3, 3)
     assert result.verdict == "promote"
     for start, end in a.intervals:
@@ -300,12 +300,12 @@ def test_systems_are_named(systems: tuple[str, ...], words: str) -> None:
     [
         ({"runs": 3}, "runs must be even"),
         ({"runs": 0}, "runs must be even"),
-        ({"aa_sessions": 0}, "at least one A/A session"),
-        ({"batch": 0}, "batch must be at least 1"),
+        ({"aa_sessions": -1}, "A/A sessions cannot be -1"),
+        ({"batches": (0,)}, "batch must be at least 1"),
         ({"limit": 1}, "limit must be at least 2"),
     ],
 )
-def test_settings_that_cannot_be_measured_are_refused(change: dict[str, int], words: str) -> None:
+def test_settings_that_cannot_be_measured_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         PairedBenchSettings(**change)
 

@@ -8,9 +8,12 @@ Sizes are assumptions; what the tests fix is which estimator survives which of t
 
 from __future__ import annotations
 
+import importlib
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,3 +178,21 @@ def test_an_equal_pair_is_hardly_ever_promoted() -> None:
     assert with_noise / replications <= 0.01
     assert with_noise <= without
     assert without / replications < 0.10
+
+
+def test_the_simulated_benchmarks_of_the_documents_cover(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small part of scripts/simulate_paired_bench.py: every scenario, fewer replications."""
+    monkeypatch.syspath_prepend(str(repo / "scripts"))
+    script = importlib.import_module("simulate_paired_bench")
+    slack = 3 * math.sqrt(0.95 * 0.05 / 500)
+    for number, scenario in enumerate(script.SCENARIOS):
+        cell = script.simulate(scenario, 20, 3, replications=500, seed=number)
+        assert cell.coverage >= 0.95 - slack, scenario.name
+    document = json.loads(
+        (repo / "docs/measurements/paired_bench_coverage.json").read_text(encoding="utf-8")
+    )["results"]
+    names = {row["scenario"] for row in document["rows"]}
+    assert names == {scenario.name for scenario in script.SCENARIOS}
+    assert min(row["coverage"] for row in document["rows"]) >= script.GOAL

@@ -1,0 +1,227 @@
+"""The paper's five benchmarks, from files at hand or from the Hub, and this project's own prompts.
+
+A benchmark is only comparable between people if it is the same text, so every source is pinned:
+by the SHA-256 of upstream's file, or by that of all questions, whatever file they came in. A source
+that matches neither is refused until the user pins it. Nothing is bundled but the own prompts; the
+licences are those of the data's authors. The wording around a question is the usual one (DFlash,
+SpecForge), so that tokens per step can be compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specpilot_cli.errors import InputError
+from specpilot_cli.io.hub import fetch_dataset_file
+from specpilot_cli.io.prompts_file import read_prompts
+from specpilot_cli.io.table_file import read_table
+from specpilot_cli.paths import bundled
+from specpilot_cli.schema.prompts import Prompt
+
+OWN = "own"
+Part = Literal["dev", "unseen", "all"]
+Row = Mapping[str, Any]
+
+_BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+_LEAST_PIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One benchmark: how its rows become prompts, where it lives, and what it must hold.
+
+    rows: questions in the whole set. hub: dataset repository and file. file_pins: SHA-256, or its
+    first digits, of files that are upstream's. texts_pin: of all questions, see `texts_digest`.
+    """
+
+    name: str
+    title: str
+    licence: str
+    home: str
+    rows: int
+    hub: tuple[str, str]
+    question: Callable[[Row], Any]
+    wrap: Callable[[str], str]
+    file_pins: tuple[str, ...] = ()
+    texts_pin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBenchmark:
+    """Prompts with their origin; sha256 is that of the file."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    source: str
+    sha256: str
+    licence: str
+
+
+def _code_task(question: str) -> str:
+    return (
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        f"```python\n{question}\n```"
+    )
+
+
+BENCHMARKS = {
+    benchmark.name: benchmark
+    for benchmark in (
+        Benchmark(
+            "gsm8k", "GSM8K, test", "MIT", "https://github.com/openai/grade-school-math", 1319,
+            ("openai/gsm8k", "main/test-00000-of-00001.parquet"),
+            lambda row: row["question"], lambda text: text + _BOXED,
+            file_pins=("3730d312f6e34405",),
+        ),
+        Benchmark(
+            "math500", "MATH-500", "MIT", "https://github.com/openai/prm800k", 500,
+            ("HuggingFaceH4/MATH-500", "test.jsonl"),
+            lambda row: row["problem"], lambda text: text + _BOXED,
+            file_pins=("b82ffd303c5e347c",),
+        ),
+        Benchmark(
+            "humaneval", "HumanEval", "MIT", "https://github.com/openai/human-eval", 164,
+            ("openai/openai_humaneval", "openai_humaneval/test-00000-of-00001.parquet"),
+            lambda row: row["prompt"], _code_task,
+            file_pins=("b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",),
+            texts_pin="8fe0e9352883559eb2e749f13211a07fd40c7f098fc5da165ebdac7abb8b734e",
+        ),
+        Benchmark(
+            "mbpp", "MBPP", "CC-BY-4.0",
+            "https://github.com/google-research/google-research/tree/master/mbpp", 974,
+            ("google-research-datasets/mbpp", "full/test-00000-of-00001.parquet"),
+            lambda row: row.get("text", row.get("prompt")), lambda text: text,
+            file_pins=("ccf64ceae9c5403b",),
+        ),
+        Benchmark(
+            "mt-bench", "MT-Bench, first turns", "Apache-2.0",
+            "https://github.com/lm-sys/FastChat", 80,
+            ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl"),
+            lambda row: row.get("turns", row.get("prompt"))[0], lambda text: text,
+            file_pins=("119565adbab82227089cefdb44c8d7e2cf04dc0a0ec233634c82e7d4e2a944f7",),
+            texts_pin="bf2ea6a82cbf5995ea2ff687adcfa76321a5b579bbe769c5d54c9aca52e378e4",
+        ),
+    )
+}  # fmt: skip
+
+
+def load_benchmark(spec: str, *, max_new_tokens: int, part: Part = "dev") -> LoadedBenchmark:
+    """Load `NAME`, `NAME=FILE`, or either with `#SHA256` to pin a source that is not known.
+
+    part: the half of the questions to take, split by the hash of each question, so that one half
+    stays unseen whatever the order of the file. max_new_tokens: limit of every answer.
+
+    Raises InputError for an unknown name, a file of another form, or one that is not pinned;
+    MachineError if the Hub cannot be asked.
+    """
+    body, _, pin = spec.partition("#")
+    name, _, given = body.partition("=")
+    if name == OWN:
+        return _own(given, max_new_tokens, part)
+    benchmark = BENCHMARKS.get(name)
+    if benchmark is None:
+        raise InputError(
+            f"unknown benchmark `{name}`",
+            where="--benchmark",
+            hint=f"known: {', '.join([*BENCHMARKS, OWN])}; any other set goes in with --prompts",
+        )
+    repo, file = benchmark.hub
+    path = Path(given) if given else fetch_dataset_file(repo, file)
+    source = given or f"{repo}/{file}"
+    questions = _questions(benchmark, read_table(path), path)
+    digest = _file_digest(path)
+    _check_pin(benchmark, digest, questions, pin, source)
+    prompts = [
+        Prompt(
+            request_id=f"{name}-{number:04d}",
+            benchmark=name,
+            text=benchmark.wrap(question),
+            max_new_tokens=max_new_tokens,
+        )
+        for number, question in enumerate(questions)
+    ]
+    return LoadedBenchmark(name, _taken(prompts, part), source, digest, benchmark.licence)
+
+
+def texts_digest(questions: Iterable[str]) -> str:
+    """SHA-256 over all questions in order: the same whatever file they came in."""
+    digest = hashlib.sha256()
+    for question in questions:
+        digest.update(hashlib.sha256(question.encode()).digest())
+    return digest.hexdigest()
+
+
+def in_part(prompt: Prompt, part: Part) -> bool:
+    """Whether a prompt belongs to `part`: half are `dev`, half `unseen`, by the text's hash."""
+    if part == "all":
+        return True
+    odd = hashlib.sha256(prompt.text.encode()).digest()[0] & 1
+    return odd == (part == "unseen")
+
+
+def _taken(prompts: Sequence[Prompt], part: Part) -> tuple[Prompt, ...]:
+    return tuple(prompt for prompt in prompts if in_part(prompt, part))
+
+
+def _own(given: str, max_new_tokens: int, part: Part) -> LoadedBenchmark:
+    if given:
+        raise InputError(
+            "`own` names the bundled prompts and takes no file",
+            where="--benchmark",
+            hint="give your own file with --prompts",
+        )
+    path = bundled("profiles") / "prompts" / "own.jsonl"
+    prompts = [
+        prompt.model_copy(update={"max_new_tokens": max_new_tokens})
+        for prompt in read_prompts(path)
+    ]
+    return LoadedBenchmark(OWN, _taken(prompts, part), "bundled", _file_digest(path), "Apache-2.0")
+
+
+def _questions(benchmark: Benchmark, rows: Sequence[Row], path: Path) -> list[str]:
+    found = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            question = benchmark.question(row)
+        except (KeyError, IndexError, TypeError):
+            question = None
+        if not isinstance(question, str) or not question.strip():
+            raise InputError(
+                f"row {number} has no question of {benchmark.title}",
+                where=str(path),
+                hint=f"upstream's form is at {benchmark.home}",
+            )
+        found.append(question)
+    return found
+
+
+def _check_pin(
+    benchmark: Benchmark, digest: str, questions: Sequence[str], pin: str, source: str
+) -> None:
+    texts = texts_digest(questions)
+    if pin:
+        if len(pin) < _LEAST_PIN or not digest.startswith(pin.lower()):
+            raise InputError(
+                f"`{source}` has the SHA-256 {digest}, not {pin}",
+                where="--benchmark",
+                hint=f"a pin is the whole hash or at least its first {_LEAST_PIN} digits",
+            )
+        return
+    known = any(digest.startswith(own) for own in benchmark.file_pins)
+    if not known and texts != benchmark.texts_pin:
+        raise InputError(
+            f"`{source}` is not the {benchmark.title} that this version knows "
+            f"({len(questions)} questions of {benchmark.rows})",
+            where="--benchmark",
+            hint=f"if it is what you want, pin it: add #{digest} to the option",
+        )
+
+
+def _file_digest(path: Path) -> str:
+    from specpilot_cli.io.hashing import sha256_file
+
+    return sha256_file(path)
