@@ -70,6 +70,6 @@ def _origins(called: typer.Context) -> list[str]:
             continue
         # In a configuration file otherwise; the last one that has it wins.
         places = [path for path, defaults in files.items() if name in defaults.get(command, {})]
-        place = _PLACES.get(source.name) or places[-1]
+        place = _PLACES.get(source.name) or (places or ["configuration"])[-1]
         found.append(printable(f"{max(param.opts, key=len)}: {value} ({place})"))
     return found
