@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from specpilot_cli.stats import (
     wilson_interval,
 )
 from specpilot_cli.token_force.accuracy import accuracy_change, is_right
+from tests.unit.token_force.cli import flags, run
 
 
 @pytest.mark.parametrize(
@@ -101,3 +104,39 @@ def test_the_ratio_interval_agrees_with_the_test():
             rejects = more_frequent_p_value(events, 3.0, base, 4.0) < 0.05
             assert (interval.low > 1.0) == rejects
     assert frequency_ratio_interval(3, 1.0, 0, 1.0).high == float("inf")
+
+
+def test_the_command_shows_accuracy_beside_the_verdict(servers, prompts, tmp_path):
+    """The tokenizer is the one beside the scorer's model; every answer is stock's last token."""
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {str(i): i for i in range(64)}
+    model = tmp_path / "model"
+    model.mkdir()
+    Tokenizer(models.WordLevel(vocabulary, unk_token="0")).save(str(model / "tokenizer.json"))
+    good = servers["scorer"].script
+
+    def script(exchange):
+        if exchange.path == "/server_info":
+            exchange.reply({"version": "toy", "model_path": str(model)})
+        else:
+            good(exchange)
+
+    servers["scorer"].script = script
+    saved = tmp_path / "answers"
+    args = [*flags(servers, "faulty"), "--prompts", prompts]
+    run(*args, "--save-outputs", saved, cwd=tmp_path)
+    last = {}
+    for line in (saved / "stock.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        last[row["request_id"]] = str(row["output_ids"][-1])
+    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+    rows = [row | {"answer": last[row["request_id"]]} for row in rows]
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run(*args, "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)["results"]["accuracy"]
+    assert (found["n_prompts"], found["stock_pct"]) == (10, 100.0)
+    assert found["change_low_pct"] <= found["change_pct"] < found["change_high_pct"] < 0
+    shown = run(*args, cwd=tmp_path).stdout
+    assert "task accuracy, which decides nothing here: -" in shown
+    assert "before" in shown
