@@ -36,10 +36,6 @@ PortOption = Annotated[
 MaxRunningOption = Annotated[
     int, typer.Option(min=1, help="Most requests in flight.", rich_help_panel=_SERVER)
 ]
-<<<<<<< HEAD
-FaultOption = Annotated[
-    str | None,
-=======
 PaceOption = Annotated[
     float | None,
     typer.Option(
@@ -58,9 +54,8 @@ SlowOption = Annotated[
         rich_help_panel=_FAULT,
     ),
 ]
-FaultAfterOption = Annotated[
-    int | None,
->>>>>>> pb7
+FaultOption = Annotated[
+    str | None,
     typer.Option(
         metavar="NAME[:KEY=VALUE,...]",
         help="Make the output wrong on purpose: logit-bias, low-precision, wrong-id, kv-slot, "
@@ -82,15 +77,9 @@ def serve(
     port: PortOption = 30000,
     threads: options.ThreadsOption = 1,
     max_running: MaxRunningOption = 48,
-<<<<<<< HEAD
-    fault: FaultOption = None,
-=======
     pace: PaceOption = None,
     slow: SlowOption = 0.0,
-    fault_after: FaultAfterOption = None,
-    fault_every: FaultEveryOption = 7,
-    fault_bias: FaultBiasOption = 2.0,
->>>>>>> pb7
+    fault: FaultOption = None,
     quiet: options.QuietFlag = False,
 ) -> None:
     """Serve a model on the CPU with SGLang's `/generate`, `/server_info` and `/health`.

@@ -19,7 +19,6 @@ import httpx
 
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
-<<<<<<< HEAD
 from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
@@ -32,10 +31,7 @@ from specpilot_cli.engines.http_parts import (
     unreachable,
     whole,
 )
-=======
-from specpilot_cli.engines.http_parts import checked_url, drain, first_error, status_text
 from specpilot_cli.engines.lean_transport import Stamped, lean
->>>>>>> pb7
 from specpilot_cli.engines.sse import SseEvent, SseParser
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
