@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `w12_cases`
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules with cases
 
 Bits = npt.NDArray[np.uint16]
 
