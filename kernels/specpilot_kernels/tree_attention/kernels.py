@@ -118,6 +118,43 @@ def _attend_tree(
     return top, total, acc
 
 
+@triton.jit
+def _run(blocks, in_all, used, split):
+    """The blocks [begin, end) of a split, and the first and the last request that they are of."""
+    end = tl.cumsum(blocks, 0)
+    run_begin, run_end = in_all * split // used, in_all * (split + 1) // used
+    first = tl.sum((end <= run_begin).to(tl.int32), 0)
+    last = tl.sum((end < run_end).to(tl.int32), 0)
+    return run_begin, run_end, first, last
+
+
+@triton.jit
+def _queries(
+    q, depths, flat, inside, head, row_stride, head_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Depth [M] and query [M, D] of each m, counted from the first request; 0 where none."""
+    row = flat // GROUP
+    depth = tl.load(depths + row, mask=inside, other=-1)
+    at = row * row_stride + (head * GROUP + flat % GROUP) * head_stride
+    dim = tl.arange(0, HEAD_DIM)
+    return depth, tl.load(q + at[:, None] + dim[None, :], (depth >= 0)[:, None], other=0.0)
+
+
+@triton.jit
+def _store(
+    part, part_log, place, inside, depth, top, total, acc, value_begin, HEAD_DIM: tl.constexpr
+):
+    """What a run found for a request: softmax over its keys, and log2 of the weights' sum."""
+    seen = (depth >= 0) & (total != 0.0)
+    log = tl.where(seen, top + tl.log2(total), float("-inf"))
+    if value_begin == 0:
+        tl.store(part_log + place, log, inside)
+    share = tl.where(seen, 1.0 / total, 0.0)
+    at = place[:, None] * HEAD_DIM + value_begin + tl.arange(0, acc.shape[1])[None, :]
+    tl.store(part + at, acc * share[:, None], inside[:, None])
+
+
 @triton.jit(do_not_specialize=["batch", "rows", "splits", "window"])
 def attend(
     q, k_pool, v_pool, kv_indptr, kv_indices, row_slots, ancestors, depths, part, part_log,
@@ -129,35 +166,28 @@ def attend(
 ):  # fmt: skip
     """Grid (tiles of m * parts of the value dimension, KV heads, splits).
 
-    part float32 [splits + batch - 1, KV heads, rows * GROUP, HEAD_DIM]: softmax over the run's
-    keys; part_log float32, the same without the last dimension: log2 of the sum of its weights.
+    part float32 [splits + batch - 1, KV heads, rows * GROUP, HEAD_DIM], part_log without the last.
     """
     value_parts: tl.constexpr = HEAD_DIM // VALUE_DIM
     head, split = tl.program_id(1), tl.program_id(2)
     m = tl.program_id(0) // value_parts * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = m < rows * GROUP
     value_begin = tl.program_id(0) % value_parts * VALUE_DIM
     blocks, in_all, used = _deal(
         kv_indptr, batch, rows, splits, window, BATCH, BLOCK_N, LEAST_BLOCKS, WINDOWED
     )
     if split >= used:
         return
-    end = tl.cumsum(blocks, 0)
-    run_begin, run_end = in_all * split // used, in_all * (split + 1) // used
+    run_begin, run_end, first_request, last_request = _run(blocks, in_all, used, split)
     k_head, v_head = k_pool + head * k_head_stride, v_pool + head * v_head_stride + value_begin
-    q_dim, v_dim = tl.arange(0, HEAD_DIM), tl.arange(0, VALUE_DIM)
-    first_request = tl.sum((end <= run_begin).to(tl.int32), 0)
-    last_request = tl.sum((end < run_end).to(tl.int32), 0)
     for request in range(first_request, last_request + 1):
-        # Counted from the first request: nothing of it is the same for all, and kept in registers.
+        # Of a request's own, so that no address is kept in registers from one to the next.
         flat = request * rows * GROUP + m
-        row = flat // GROUP
-        depth = tl.load(depths + row, mask=m < rows * GROUP, other=-1)
-        q_at = row * q_row_stride + (head * GROUP + flat % GROUP) * q_head_stride
-        q_tile = tl.load(q + q_at[:, None] + q_dim[None, :], (depth >= 0)[:, None], other=0.0)
-        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
+        depth, q_tile = _queries(
+            q, depths, flat, inside, head, q_row_stride, q_head_stride, GROUP, HEAD_DIM
+        )
+        top, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
         acc = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
-
         kv_begin, length, first = _prefix(kv_indptr, request, window, WINDOWED)
         before = tl.sum(tl.where(tl.arange(0, BATCH) < request, blocks, 0), 0)
         of_prefix = tl.cdiv(length - first, BLOCK_N)
@@ -169,21 +199,13 @@ def attend(
             k_stride, v_stride, scale, window, cap, HEAD_DIM, VALUE_DIM, BLOCK_N, WINDOWED, CAPPED,
         )  # fmt: skip
         top, total, acc = _attend_tree(
-            q_tile, top, total, acc, depth, ancestors + row * WORDS, k_head, v_head,
+            q_tile, top, total, acc, depth, ancestors + flat // GROUP * WORDS, k_head, v_head,
             row_slots + request * rows, depths + request * rows,
             tl.maximum(begin - of_prefix, 0), stop - of_prefix, rows,
             k_stride, v_stride, scale, window, cap, HEAD_DIM, VALUE_DIM, WINDOWED, CAPPED,
         )  # fmt: skip
-
         place = ((split + request) * tl.num_programs(1) + head) * rows * GROUP + m
-        inside = m < rows * GROUP
-        seen = (depth >= 0) & (total != 0.0)
-        log = tl.where(seen, top + tl.log2(total), float("-inf"))
-        if value_begin == 0:
-            tl.store(part_log + place, log, inside)
-        share = tl.where(seen, 1.0 / total, 0.0)
-        at = place[:, None] * HEAD_DIM + value_begin + v_dim[None, :]
-        tl.store(part + at, acc * share[:, None], inside[:, None])
+        _store(part, part_log, place, inside, depth, top, total, acc, value_begin, HEAD_DIM)
 
 
 @triton.jit(do_not_specialize=["batch", "rows", "splits", "window"])
