@@ -64,7 +64,8 @@ def compact_kv(
 
     row_slots [B, R] int64 or int32: slots of the rows; no two requests that accepted something
     share one. path [B, P] int32: rows in order, the anchor's row 0 first; n_accepted [B] int32:
-    rows after the anchor; both as from `trees.gpu.accept_path`. One launch on a GPU.
+    rows after the anchor, -1 to leave a request alone; both as from `trees.gpu.accept_path`. One
+    launch on a GPU.
 
     ValueError on shapes, dtypes and devices.
     """

@@ -52,12 +52,13 @@ def test_the_path_lies_in_order_and_nothing_else_moved(paths: list[list[int]]) -
         assert torch.equal(pool, expected)
 
 
-def test_rows_beyond_the_accepted_ones_are_not_read() -> None:
+@pytest.mark.parametrize(("path", "accepted"), [([0, 1, 900, -7], 1), ([0, 2, 3, 4], -1)])
+def test_rows_beyond_the_accepted_ones_are_not_read(path: list[int], accepted: int) -> None:
     """A path may hold anything behind its accepted rows."""
     pools = _pools()
     before = [pool.clone() for pool in pools]
-    path = torch.tensor([[0, 1, 900, -7]], dtype=torch.int32)
-    compact_kv(KvPools.of(pools), _slots(1), path, torch.tensor([1], dtype=torch.int32))
+    counts = torch.tensor([accepted], dtype=torch.int32)
+    compact_kv(KvPools.of(pools), _slots(1), torch.tensor([path], dtype=torch.int32), counts)
     assert all(torch.equal(pool, old) for pool, old in zip(pools, before, strict=True))
 
 
