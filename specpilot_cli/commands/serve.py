@@ -114,8 +114,7 @@ def serve(
     _announce(
         f"serving `{target}` ({mode}, {spec.rows} rows) on http://{host}:{port}", wrong, quiet
     )
-    pace_s = None if pace is None else pace / 1000
-    run(engine, ServerOptions(host, port, max_running, pace_s, slow / 100), bound)
+    run(engine, ServerOptions(host, port, max_running, pace and pace / 1000, slow / 100), bound)
 
 
 def _announce(what: str, fault: object, quiet: bool) -> None:

@@ -8,6 +8,7 @@ are not streamed, so this client audits and does not time. Requests are never re
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -17,7 +18,15 @@ import httpx
 
 from specpilot_cli.engines import wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
-from specpilot_cli.engines.http_parts import checked_url, first_error, status_text
+from specpilot_cli.engines.http_parts import (
+    Reply,
+    ReplyTooLarge,
+    checked_url,
+    first_error,
+    new_loop,
+    status_text,
+    whole,
+)
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -44,9 +53,10 @@ class OpenAiEngine:
         self._client = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_TIMEOUT_S, timeout_s)),
+            headers={"Accept-Encoding": "identity"},
             trust_env=False,
         )
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=new_loop)
 
     def __enter__(self) -> Self:
         return self
@@ -173,12 +183,11 @@ class OpenAiEngine:
     async def _find_model(self) -> str:
         if self._model is None:
             try:
-                response = await self._client.get(f"{self.base_url}/models")
-                models = response.json()["data"]
-                self._model = str(models[0]["id"])
+                reply = await self._whole("GET", "/models")
+                self._model = str(json.loads(reply.content)["data"][0]["id"])
             except httpx.HTTPError as error:
                 raise self._unreachable(error) from error
-            except (ValueError, KeyError, IndexError, TypeError) as error:
+            except (ReplyTooLarge, ValueError, KeyError, IndexError, TypeError) as error:
                 raise MachineError(
                     f"{self._who} names no model at /models",
                     hint="is it an OpenAI-compatible server, and does its URL end in /v1?",
@@ -188,7 +197,7 @@ class OpenAiEngine:
     async def _post(self, body: dict[str, Any], name: str) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await self._client.post(f"{self.base_url}/completions", json=body)
+                reply = await self._whole("POST", "/completions", body)
         except (TimeoutError, httpx.TimeoutException) as error:
             raise self._blamed(name, f"no complete answer in {self._timeout_s:g} s") from error
         except httpx.ConnectError as error:
@@ -196,9 +205,16 @@ class OpenAiEngine:
         except httpx.HTTPError as error:
             detail = str(error) or type(error).__name__
             raise self._blamed(name, f"the connection broke: {detail}") from error
-        if response.status_code != httpx.codes.OK:
-            raise self._blamed(name, status_text(response.status_code, response.content))
-        return wire.decode_json(response.content, name)
+        except ReplyTooLarge as error:
+            raise self._blamed(name, str(error)) from error
+        if reply.status != httpx.codes.OK:
+            raise self._blamed(name, status_text(reply))
+        return wire.decode_json(reply.content, name)
+
+    async def _whole(self, method: str, path: str, body: Any = None) -> Reply:
+        url = f"{self.base_url}{path}"
+        async with self._client.stream(method, url, json=body) as response:
+            return await whole(response)
 
     def _blamed(self, name: str, reason: str) -> MeasurementInvalid:
         error = wire.invalid(name, reason)

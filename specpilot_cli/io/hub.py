@@ -116,24 +116,24 @@ def fetch_dataset_file(repo: str, name: str) -> Path:
     for a repository that does not exist.
     """
     try:
-        from huggingface_hub import constants, errors, hf_hub_download
+        from huggingface_hub import errors, hf_hub_download
     except ImportError as error:
         raise MachineError(
             f"`{repo}` comes from the Hub, which needs huggingface_hub",
             where=repo,
             hint="pip install 'specpilot[hub]', or give a file",
         ) from error
-    offline = bool(constants.HF_HUB_OFFLINE)
+    silence = _silence()
     http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
     try:
         return Path(
             hf_hub_download(
-                repo, name, repo_type="dataset", local_files_only=offline,
+                repo, name, repo_type="dataset", local_files_only=silence is not None,
                 tqdm_class=_hidden_bar(),
             )
         )  # fmt: skip
     except (http_error, errors.HFValidationError, OSError) as error:
-        raise _explained(error, repo, repo, offline, errors) from error
+        raise _explained(error, repo, repo, silence, errors) from error
 
 
 def hub_origin(path: Path) -> HubSource | None:

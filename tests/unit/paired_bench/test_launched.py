@@ -176,9 +176,7 @@ def test_a_launch_file_fixes_no_port(tmp_path: Path) -> None:
     path.write_text("schema_version: 1\ncommand: [server, --port, '30000']\n")
     with pytest.raises(InputError, match="must hold"):
         find_plan(str(path), "baseline", tmp_path, SilentReporter())
-    path.write_text(
-        "schema_version: 1\ncommand: [server, '{port}']\nenvironment: {HF_TOKEN: x}\n"
-    )
+    path.write_text("schema_version: 1\ncommand: [server, '{port}']\nenvironment: {HF_TOKEN: x}\n")
     with pytest.raises(InputError, match="holds a secret"):
         find_plan(str(path), "baseline", tmp_path, SilentReporter())
     path.write_text(
