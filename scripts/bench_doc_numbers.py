@@ -72,7 +72,8 @@ def client() -> str:
     word = "met" if found["worst_mean_pct"] <= setup["goal_pct"] else "**missed**"
     return (
         f"{table(head, rows)}\n\nThe goal of {setup['goal_pct']:g} % in the mean is {word}. Load "
-        f"average of the two cores meanwhile: {setup['load_average_1min']:.0f}."
+        f"average of the two cores meanwhile: {setup['load_average_1min']:.0f}, niceness "
+        f"{setup['niceness']}."
     )
 
 
@@ -95,7 +96,11 @@ def known() -> str:
             ]
         )
     slow = f"{settings['slow_pct']:g} % slower found"
-    return table(["servers", "A/A promoted", slow, "ν", "interval width", "load average"], rows)
+    head = ["servers", "A/A promoted", slow, "ν", "interval width", "load average"]
+    return (
+        f"{table(head, rows)}\n\nBoth on two cores that others used too, at niceness "
+        f"{settings['niceness']}; found means that the whole interval lies below 1."
+    )
 
 
 def main() -> int:

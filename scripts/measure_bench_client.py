@@ -144,8 +144,9 @@ def main() -> int:
             f"mean {row['overhead_mean_pct']:.2f} %, max {row['overhead_max_pct']:.2f} %"
         )
     load = os.getloadavg()[0]
-    setup = {"load_average_1min": load, "streams": args.streams, "rate_tok_per_s": args.rate,
-             "tokens": args.tokens, "rounds": args.rounds, "goal_pct": GOAL_PCT}  # fmt: skip
+    setup = {"load_average_1min": load, "niceness": os.nice(0), "streams": args.streams,
+             "rate_tok_per_s": args.rate, "tokens": args.tokens, "rounds": args.rounds,
+             "goal_pct": GOAL_PCT}  # fmt: skip
     worst = max(row["overhead_mean_pct"] for row in rows[:-1])
     found = {"setup": setup, "worst_mean_pct": worst, "rows": rows}
     envelope = build_envelope("scripts/measure_bench_client.py", found)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -39,7 +40,8 @@ from specpilot_cli.paired_bench.types import (
 )
 from specpilot_cli.report.json_out import build_envelope, render_json
 
-DEMO = Path(__file__).resolve().parent.parent / "recipes" / "demo-cpu"
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO = REPOSITORY / "recipes" / "demo-cpu"
 PACE_MS, SLOW_PCT = 100.0, 5.0
 ROLES = ("baseline", "baseline_again", "same", "slow")
 
@@ -148,11 +150,17 @@ def main() -> int:
     for name in args.conditions:
         found[name] = condition(args, args.work / name, paced=name == "paced")
     settings = {"pace_ms": PACE_MS, "slow_pct": SLOW_PCT, "k": args.k,
-                "per_benchmark": args.per_benchmark, "new_tokens": args.new_tokens}  # fmt: skip
+                "per_benchmark": args.per_benchmark, "new_tokens": args.new_tokens,
+                "niceness": os.nice(0)}  # fmt: skip
     envelope = build_envelope(
         "scripts/measure_paired_bench.py", {"settings": settings, **found},
         inputs=[DEMO / "target", DEMO / "drafter", DEMO / "prompts" / "unseen.jsonl"],
     )  # fmt: skip
+    named = [
+        item.model_copy(update={"path": str(Path(item.path).relative_to(REPOSITORY))})
+        for item in envelope.inputs
+    ]
+    envelope = envelope.model_copy(update={"inputs": named})
     atomic_write_text(args.output, render_json(envelope), force=True)
     return 0
 
