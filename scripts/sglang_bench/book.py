@@ -38,8 +38,10 @@ class Clock:
 class Book:
     """Results by kind; `put` writes the whole document."""
 
-    def __init__(self, path: Path, clock: Clock, setup: dict[str, Any]) -> None:
-        self.path, self.clock = path, clock
+    def __init__(
+        self, path: Path, clock: Clock, setup: dict[str, Any], *, command: str = COMMAND
+    ) -> None:
+        self.path, self.clock, self._command = path, clock, command
         self._lock = threading.RLock()  # the demo pair is asked beside what is loading
         self.results: dict[str, Any] = {
             "setup": setup, "servers": {}, "timings": {}, "failures": [], "log": [],
@@ -70,7 +72,7 @@ class Book:
     def save(self) -> None:
         """Write the document atomically."""
         with self._lock:
-            text = render_json(build_envelope(COMMAND, self.results))
+            text = render_json(build_envelope(self._command, self.results))
             atomic_write_text(self.path, text, force=True)
 
 

@@ -8,7 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from specpilot_cli.schema.base import FileModel
-from specpilot_cli.schema.plugin_config import PluginConfig, W12Plugin
+from specpilot_cli.schema.plugin_config import (
+    TREE_ALGORITHM,
+    PluginConfig,
+    TreePlugin,
+    W12Plugin,
+)
 from specpilot_cli.schema.recipe import PairedBenchGate, RecipeName, TokenForceGate
 
 Argument = bool | int | float | str | tuple[int | str, ...]
@@ -84,7 +89,18 @@ class SglangW12(W12Plugin):
         return W12Plugin(**self.model_dump(exclude={"mechanism"}))
 
 
-SglangMechanism = SglangW12
+class SglangTree(TreePlugin):
+    """A best-first tree in place of stock's chain; `drafter` is stock's algorithm."""
+
+    mechanism: Literal["best-first-tree"]
+
+    @property
+    def plugin(self) -> TreePlugin:
+        """What the plugin is told."""
+        return TreePlugin(**self.model_dump(exclude={"mechanism"}))
+
+
+SglangMechanism = Annotated[SglangW12 | SglangTree, Field(discriminator="mechanism")]
 
 
 class EngineRange(FileModel):
@@ -178,17 +194,40 @@ class SglangRecipe(FileModel):
             raise ValueError(f"mechanism listed twice: {names[0]}")
         if self.w12 is not None and self.w12.drafter and self.models.drafter is None:
             raise ValueError("`drafter: true` of w12 needs a drafter")
+        self._check_tree(every)
         return self
+
+    def _check_tree(self, every: tuple[dict[str, Argument], ...]) -> None:
+        """The tuned server gets its algorithm from the tree, whose chain stock serves."""
+        algorithms = [group.get("speculative-algorithm") for group in every]
+        if TREE_ALGORITHM in algorithms:
+            raise ValueError(f"`{TREE_ALGORITHM}` is set through the mechanism `best-first-tree`")
+        if self.tree is None:
+            return
+        if self.models.drafter is None:
+            raise ValueError("`best-first-tree` needs a drafter")
+        if self.tree.drafter not in algorithms:
+            raise ValueError(f"stock does not serve the tree's drafter with {self.tree.drafter}")
+        if self.tensor_parallel > 1:
+            raise ValueError("`best-first-tree` does not work with tensor parallelism yet")
 
     @property
     def w12(self) -> SglangW12 | None:
         """The W12 mechanism, if the recipe has it."""
-        return next((m for m in self.mechanisms if m.mechanism == "w12"), None)
+        return next((m for m in self.mechanisms if isinstance(m, SglangW12)), None)
+
+    @property
+    def tree(self) -> SglangTree | None:
+        """The tree mechanism, if the recipe has it."""
+        return next((m for m in self.mechanisms if isinstance(m, SglangTree)), None)
 
     @property
     def plugin_config(self) -> PluginConfig:
         """What the plugin of the tuned server is asked for."""
-        return PluginConfig(w12=None if self.w12 is None else self.w12.plugin)
+        return PluginConfig(
+            w12=None if self.w12 is None else self.w12.plugin,
+            tree=None if self.tree is None else self.tree.plugin,
+        )
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def tree_attention(
 ) -> torch.Tensor:
     """Return [B * R, query heads, D] like q, FP32 inside; rows that stand for nothing get zeros.
 
-    q [B * R, query heads, D] bfloat16 or float16, contiguous in D: R rows for each of B requests.
+    q [B * R, query heads, D] bfloat16 or float16 (on the CPU float32, too), contiguous in D: R rows for each of B requests.
     k_pool, v_pool [slots, KV heads, D] of q's dtype, contiguous in D: the rows' own keys and values
     already in it. kv_indptr [B + 1] and kv_indices, int32 or int64: the slots of each request's
     prefix in order, all of it or, with a window, at least its last window - 1 tokens; kv_indices
@@ -97,8 +97,9 @@ def _check(
     if kv_heads < 1 or q.shape[1] % kv_heads:
         raise ValueError(f"{q.shape[1]} query heads do not share {kv_heads} KV heads evenly")
     indices = (torch.int32, torch.int64)
+    floats = (torch.bfloat16, torch.float16, *(() if q.is_cuda else (torch.float32,)))
     expected = {
-        "q": (q, (batch * rows, q.shape[1], head_dim), (torch.bfloat16, torch.float16)),
+        "q": (q, (batch * rows, q.shape[1], head_dim), floats),
         "k_pool": (k_pool, (slots, kv_heads, head_dim), (q.dtype,)),
         "v_pool": (v_pool, (slots, kv_heads, head_dim), (q.dtype,)),
         "kv_indptr": (kv_indptr, (batch + 1,), indices),

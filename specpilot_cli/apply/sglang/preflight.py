@@ -18,7 +18,7 @@ from specpilot_cli.apply.sglang.models import Model, Models, find_models
 from specpilot_cli.apply.sglang.settings import SglangSettings
 from specpilot_cli.apply.sglang.systems import SglangSystem
 from specpilot_cli.engines.process import check_port_free
-from specpilot_cli.engines.sglang.arguments import merged, without_speculation
+from specpilot_cli.engines.sglang.arguments import merged, with_tree, without_speculation
 from specpilot_cli.engines.sglang.launch import SglangInstall, check_install, probe
 from specpilot_cli.engines.sglang.memory_plan import Device, MemoryPlan, ServedModel, plan_memory
 from specpilot_cli.errors import MachineError
@@ -182,6 +182,8 @@ def _systems(
     tuned = merged(arguments.common, arguments.tuned, extra)
     if recipe.w12 is not None and not models.tuned_target.stored_w12:
         tuned["quantization"] = QUANTIZATION
+    if recipe.tree is not None:
+        tuned = with_tree(tuned)
     systems = []
     if choice in ("stock", "both"):
         systems.append(_system(checked, folder, BASELINE, "stock", models.target, stock))
@@ -222,6 +224,7 @@ def _planned(checked: CheckedSglang, system: SglangSystem, taken: int) -> Planne
         drafter=None if system.drafter is None or models.drafter is None else models.drafter.shape,
         w12=recipe.w12 if tuned else None,
         w12_checkpoint=tuned and models.tuned_target.stored_w12,
+        tree=recipe.tree if tuned else None,
     )
     plan = plan_memory(
         served, system.arguments, checked.device, tensor_parallel=recipe.tensor_parallel,

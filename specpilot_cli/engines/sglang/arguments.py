@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.schema.plugin_config import TREE_ALGORITHM
 from specpilot_cli.schema.sglang_recipe import Argument
 
 Arguments = Mapping[str, Argument]
@@ -21,6 +22,17 @@ def merged(*groups: Arguments) -> dict[str, Argument]:
 def without_speculation(arguments: Arguments) -> dict[str, Argument]:
     """The same server without a drafter: plain decoding."""
     return {name: v for name, v in arguments.items() if not name.startswith("speculative-")}
+
+
+def with_tree(arguments: Arguments) -> dict[str, Argument]:
+    """The same server with a tree: its widths are the plugin's business."""
+    widths = {"speculative-num-draft-tokens", "speculative-dflash-block-size"}
+    kept = {
+        name: value
+        for name, value in arguments.items()
+        if name not in {*widths, "speculative-dspark-block-size"}
+    }
+    return {**kept, "speculative-algorithm": TREE_ALGORITHM}
 
 
 def words(arguments: Arguments) -> list[str]:

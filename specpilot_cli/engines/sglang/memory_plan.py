@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from specpilot_cli.engines.sglang.arguments import Arguments, share, whole
 from specpilot_cli.engines.sglang.model_shape import CACHE_BYTES, HEAD, Matrix, ModelShape
-from specpilot_cli.schema.plugin_config import W12Plugin
+from specpilot_cli.schema.plugin_config import TreePlugin, W12Plugin
 from specpilot_cli.units import format_bytes
 from specpilot_kernels.w12 import layout
 
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What one server loads. w12: None for BF16 weights.
+    """What one server loads. w12: None for BF16 weights; tree: None for stock's chain.
 
     w12_checkpoint: the target comes converted, so that its BF16 weights are never loaded.
     """
@@ -52,6 +52,7 @@ class ServedModel:
     drafter: ModelShape | None
     w12: W12Plugin | None = None
     w12_checkpoint: bool = False
+    tree: TreePlugin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +255,7 @@ class _Sizes:
         if not shape.gdn_state_bytes:
             return [], self._requests
         per_slot = (shape.gdn_state_bytes + shape.gdn_conv_bytes) // self._parallel
-        nodes, radix = self._draft_tokens or 0, "disable-radix-cache" not in self._arguments
+        nodes, radix = self._kept_states(), "disable-radix-cache" not in self._arguments
         each = self._slots_a_request() if radix else 1
         slots = whole(self._arguments, "max-mamba-cache-size")
         if slots is None and not radix and self._requests is not None:
@@ -271,8 +272,17 @@ class _Sizes:
         ]
         if nodes:
             how = f"{nodes} nodes × {served + 1} requests × {_slot_text(per_slot)}"
-            parts.append(Part("GDN snapshots", per_slot * nodes * (served + 1), how))
+            name = "GDN snapshots"
+            if self._model.tree is not None:
+                how = f"room of {nodes} states × {served + 1} requests × {_slot_text(per_slot)}"
+                name = "GDN replay records"
+            parts.append(Part(name, per_slot * nodes * (served + 1), how))
         return parts, served
+
+    def _kept_states(self) -> int:
+        """States beside its own that a request gets the memory of."""
+        tree = self._model.tree
+        return self._draft_tokens or 0 if tree is None else tree.record_states
 
     def _slots_a_request(self) -> int:
         strategy = self._arguments.get("mamba-radix-cache-strategy")

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from specpilot_cli.engines.sglang.arguments import merged, without_speculation, words
+from specpilot_cli.engines.sglang.arguments import (
+    merged,
+    with_tree,
+    without_speculation,
+    words,
+)
 from specpilot_cli.engines.sglang.launch import log_meaning, server_command, server_environment
 
 CONFIG = Path("/run/plugin.json")
@@ -37,6 +42,21 @@ def test_later_arguments_replace_in_place() -> None:
     assert words(both) == ["--a", "3", "--b", "2", "--c"]
     drafted = {"speculative-algorithm": "DFLASH", "a": 1, "speculative-num-draft-tokens": 8}
     assert without_speculation(drafted) == {"a": 1}
+
+
+def test_a_tree_keeps_the_drafter_and_its_arguments_but_no_width() -> None:
+    drafted = {
+        "speculative-algorithm": "DFLASH",
+        "speculative-draft-attention-backend": "triton",
+        "speculative-num-draft-tokens": 8,
+        "speculative-dflash-block-size": 8,
+        "a": 1,
+    }
+    assert with_tree(drafted) == {
+        "speculative-algorithm": "SPECPILOT_TREE",
+        "speculative-draft-attention-backend": "triton",
+        "a": 1,
+    }
 
 
 def test_the_plugin_is_off_unless_configured() -> None:

@@ -17,7 +17,7 @@ from specpilot_cli.engines.sglang.memory_plan import (
 from specpilot_cli.engines.sglang.model_shape import Matrix, ModelShape, shape_of
 from specpilot_cli.errors import InputError
 from specpilot_cli.models.registry import bundled_model
-from specpilot_cli.schema.plugin_config import W12Plugin
+from specpilot_cli.schema.plugin_config import TreePlugin, W12Plugin
 
 MIB, GIB = 2**20, 2**30
 H200 = Device("h200", 141_000_000_000, "data sheet")
@@ -85,6 +85,20 @@ def test_drafting_costs_a_state_for_every_node_of_every_request(
     assert plan.kv_tokens < plain.kv_tokens * 0.7
     wider = _plan(ServedModel(target, drafter), {**DRAFTED, "speculative-num-draft-tokens": 16})
     assert _size(wider, "GDN snapshots") == 2 * _size(plan, "GDN snapshots")
+
+
+def test_a_tree_keeps_records_instead_of_a_state_for_every_row(
+    target: ModelShape, drafter: ModelShape
+) -> None:
+    """33 rows fit the memory of one state, where stock keeps one for each row of its chain."""
+    tree = ServedModel(target, drafter, tree=TreePlugin(block=16, nodes=32))
+    plan = _plan(tree, DRAFTED)
+    assert _size(plan, "GDN replay records") == 9 * (STATE + CONV)
+    chain = _plan(ServedModel(target, drafter), DRAFTED)
+    assert _size(chain, "GDN snapshots") == 8 * 9 * (STATE + CONV)
+    assert plan.kv_tokens > chain.kv_tokens
+    wide = ServedModel(target, drafter, tree=TreePlugin(block=16, nodes=64))
+    assert _size(_plan(wide, DRAFTED), "GDN replay records") == 2 * 9 * (STATE + CONV)
 
 
 def test_w12_gives_a_quarter_of_the_linear_weights_to_the_cache(target: ModelShape) -> None:

@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 MODULES: Final[dict[Mechanism, str]] = {
     "w12": "specpilot_cli.engines.sglang.plugin.w12_config",
     "recorder": "specpilot_cli.engines.sglang.plugin.recorder",
+    "tree": "specpilot_cli.engines.sglang.plugin.tree",
 }
 """Mechanism -> module with `activate(config, state)`, which registers hooks and sets
 `state.facts[mechanism]`. Imported only where the mechanism is asked for."""

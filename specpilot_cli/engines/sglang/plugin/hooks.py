@@ -33,7 +33,7 @@ class Hook:
     since: the first version in which it is used.
     """
 
-    mechanism: Literal["status", "w12", "recorder"]
+    mechanism: Literal["status", "w12", "recorder", "tree"]
     target: str
     signature: str | None = None
     since: tuple[int, ...] = FIRST
@@ -61,6 +61,16 @@ _CREATE = (
 )
 _QWEN = "sglang.srt.models.qwen3_5:Qwen3_5GatedDeltaNet"
 _READ = "disable_mmap=, prefetch=, prefetch_num_threads=, drop_cache_after_load="
+_SPEC = "sglang.srt.speculative"
+_CACHE = "sglang.srt.mem_cache"
+_ATTENTION = "sglang.srt.layers.attention"
+_BATCH = "(self, batch, on_publish=, grammar_barrier=, pp_proxy_tensors=)"
+_TREE_SINCE = (0, 5, 23)
+
+
+def _tree(target: str, signature: str | None = None) -> Hook:
+    return Hook("tree", target, signature, since=_TREE_SINCE)
+
 
 HOOKS: Final[tuple[Hook, ...]] = (
     STATUS,
@@ -163,6 +173,95 @@ HOOKS: Final[tuple[Hook, ...]] = (
          "tp_sync, logits_out=, greedy_draft=)", since=(0, 5, 22)),
     Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
          "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
+    # Trees. The algorithm, and what is sized for it.
+    _tree(f"{_SPEC}.spec_info:SpeculativeAlgorithm.register",
+          "(cls, name, *, supports_overlap=, validate_server_args=, spec_class=)"),
+    _tree(f"{_SPEC}.spec_info:SpeculativeAlgorithm.create_future_map",
+          "(self, device, req_to_token_pool, needs_cpu_seq_lens=, needs_confidence_relay=)"),
+    _tree(f"{_SPEC}.spec_info:create_dummy_verify_input",
+          "(spec_algorithm, custom_mask, num_tokens_per_req, is_draft_worker)"),
+    _tree(f"{_SPEC}.spec_registry:CustomSpecAlgo.handle_server_args", "(self, server_args)"),
+    _tree(f"{_SPEC}.spec_registry:CustomSpecAlgo.resolve_max_speculative_num_draft_tokens",
+          "(self, server_args)"),
+    _tree(f"{_SPEC}.spec_registry:CustomSpecAlgo.get_num_tokens_per_req_for_target_verify",
+          "(self, num_draft_tokens, is_draft_worker)"),
+    _tree(f"{_CACHE}.kv_cache_configurator:KVCacheConfigurator._handle_max_mamba_cache",
+          "(self, total_rest_memory)"),
+    _tree(f"{_CACHE}.kv_cache_configurator:KVCacheConfigurator._build_hybrid_req_pool",
+          "(self, *, max_num_reqs, extra_max_context_len)"),
+    # Of both workers: what surrounds a step, and what it is made of.
+    _tree("sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+          "(self, batch, forward_batch=, pp_proxy_tensors=, is_verify=, skip_attn_backend_init=, "
+          "*, capture_hidden_mode=, return_kv_loc_plan=)"),
+    _tree("sglang.srt.managers.utils:GenerationBatchResult"),
+    _tree("sglang.srt.model_executor.forward_batch_info:ForwardBatch"),
+    _tree(f"{_SPEC}.dflash_info:DFlashVerifyInput.prepare_for_verify",
+          "(self, batch, target_worker, *, defer_metadata_init=)"),
+    _tree(f"{_SPEC}.dflash_info_v2:DFlashDraftInputV2.prepare_for_decode", "(self, batch)"),
+    _tree(f"{_SPEC}.dflash_utils:apply_dflash_verify_logits_adjustments",
+          "(*, next_token_logits, sampling_info, draft_token_num)"),
+    _tree(f"{_SPEC}.spec_utils:GrammarTree.from_device",
+          "(cls, retrieve_next_token, retrieve_next_sibling, draft_token)"),
+    _tree(f"{_SPEC}.spec_utils:build_grammar_vocab_mask",
+          "(*, reqs, tree, sampling_info, device, barrier)"),
+    _tree("sglang.srt.layers.logprob_processor:compute_spec_logprobs",
+          "(batch, logits_output, predict, *, accept_index=, chain_stride=)"),
+    _tree("sglang.srt.layers.sampler:top_k_top_p_min_p_sampling_from_probs_torch",
+          "(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, *, "
+          "return_filtered_probs=, max_top_k=)"),
+    _tree(f"{_CACHE}.kv_index_translator:KVIndexTranslator.plan_uniform_extend",
+          "(self, *, req_pool_indices, seq_lens, seq_lens_cpu, width, positions_out=, "
+          "anchor_src=, anchor_out=)"),
+    _tree(f"{_CACHE}.kv_loc_plan:KVLocPlan.bind", "(self, batch, reader, *, cols=)"),
+    _tree(f"{_CACHE}.kv_loc_plan:KVLocPlan.write_ids", "(self, reader, *, kind=, cols=)"),
+    _tree(f"{_CACHE}.memory_pool:KVWriteLoc.for_batch",
+          "(cls, forward_batch, *, swa_loc=, full_loc=)"),
+    # The target's layers.
+    _tree(f"{_CACHE}.memory_pool:HybridReqToTokenPool.mamba2_layer_cache", "(self, layer_id)"),
+    _tree(f"{_ATTENTION}.hybrid_attn_backend:HybridAttnBackend._select_backend",
+          "(self, forward_mode)"),
+    _tree(f"{_ATTENTION}.triton_backend:TritonAttnBackend.forward_extend",
+          "(self, q, k, v, layer, forward_batch, save_kv_cache=, sinks=, score_mod=, "
+          "aux_tensors=)"),
+    _tree(f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend.forward_extend",
+          "(self, layer, forward_batch, mixed_qkv, a, b, **kwargs)"),
+    _tree(f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend"
+          "._scatter_speculative_state_with_mask",
+          "(dst, src, dst_indices_raw, step_indices_raw, src_indices_raw=)"),
+    _tree("sglang.srt.runtime_context:mamba_track_grid", "(tree_page)"),
+    # DFLASH's worker and drafter.
+    _tree(f"{_DFLASH}:DFlashWorkerV2.__init__",
+          "(self, server_args, gpu_id, nccl_port, target_worker)"),
+    _tree(f"{_DFLASH}:DFlashWorkerV2.init_attention_backends", "(self)"),
+    _tree(f"{_DFLASH}:DFlashWorkerV2.forward_batch_generation", _BATCH),
+    _tree(f"{_DFLASH}:DFlashWorkerV2._maybe_build_draft_sampler", "(self)"),
+    _tree(f"{_DFLASH}:DFlashWorkerV2._ensure_draft_block_buffers", "(self, bs)"),
+    _tree(f"{_DFLASH}:DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc",
+          "(self, *, target_hidden, cache_loc, positions, cache_loc_2d=, commit_lens=, "
+          "extend_lens=)"),
+    _tree(f"{_DFLASH}:_resolve_dflash_embedding_module", "(draft_model, target_model)"),
+    _tree(f"{_DFLASH}:_selector_lattice", "(draft_model, pred_hidden, anchor_token_ids)"),
+    _tree(f"{_DFLASH_MODEL}:_project_candidate_logits",
+          "(hidden, lm_head, *, num_org, use_quant_head)"),
+    _tree(f"{_DFLASH_MODEL}:_radix_topk", "(scores, k)"),
+    _tree(f"{_DFLASH_MODEL}:DFlash2DraftModel.compute_candidates", "(self, hidden)"),
+    _tree(f"{_DFLASH_MODEL}:DFlash2DraftModel._transform_unary_logits", "(self, logits)"),
+    # DSPARK's.
+    _tree(f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.__init__",
+          "(self, server_args, gpu_id, nccl_port, target_worker, draft_worker_cls=)"),
+    _tree(f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.init_attention_backends", "(self)"),
+    _tree(f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.forward_batch_generation",
+          "(self, batch, on_publish=, grammar_barrier=, *, pp_proxy_tensors=)"),
+    _tree(f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2._maybe_build_draft_sampler", "(self)"),
+    _tree(f"{_DSPARK}.dspark_draft:DraftBlockProposer._run_forward",
+          "(self, *, batch, draft_input, verify_window, bs, device, embed_module, "
+          "draft_sampler=, sampling_info=, anchor_prepared=)"),
+    _tree(f"{_DSPARK}.dspark_planner:VerifyWindow"),
+    _tree(f"{_DSPARK}.dspark_kv_inject:TargetHiddenKvInjector.ids_for", "(self, plan, *, cols=)"),
+    _tree(f"{_DSPARK}.dspark_kv_inject:TargetHiddenKvInjector.inject_target_hidden",
+          "(self, *, target_hidden, cache_loc, positions, cache_loc_2d=, commit_lens=, "
+          "state_slot=, final_pos=, target_hidden_is_projected=)"),
+    _tree(f"{_SPEC}.ragged_verify:read_ragged_verify_mode", "()"),
 )  # fmt: skip
 
 

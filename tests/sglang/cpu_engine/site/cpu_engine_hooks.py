@@ -7,6 +7,7 @@ pass and the acceptance are SGLang's own.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import torch
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
+IN_PROCESS = "CPU_ENGINE_IN_PROCESS"
+"""Set where one process is a whole server: see `in_process`."""
 
 
 def register() -> None:
@@ -28,7 +31,8 @@ def register() -> None:
             _resolve,
             HookType.REPLACE,
         )
-    if multiprocessing.parent_process() is None or _SCHEDULER not in sys.modules:
+    in_child = multiprocessing.parent_process() is not None or IN_PROCESS in os.environ
+    if not in_child or _SCHEDULER not in sys.modules:
         return  # SGLang imports the modules of all hooks, seconds lost where no model runs
     torch.Tensor.record_stream = _record_stream(torch.Tensor.record_stream)  # type: ignore[method-assign]
     HookRegistry.register(
@@ -38,6 +42,14 @@ def register() -> None:
     )
     HookRegistry.register(
         "sglang.srt.models.dflash.DFlashAttention.__init__", _without_fused_norm, HookType.AFTER
+    )
+    HookRegistry.register(
+        "sglang.kernels.ops.attention.fla.layernorm_gated.RMSNorm.forward",
+        _gated_norm,
+        HookType.REPLACE,
+    )
+    HookRegistry.register(
+        "sglang.srt.models.dflash.DFlashDraftModel.forward", _own_type, HookType.AROUND
     )
     HookRegistry.register(
         "sglang.srt.models.dspark.DSparkDraftMixin._build_fused_kv_write_bundle",
@@ -86,6 +98,25 @@ def _extend_lengths(
 def _without_fused_norm(_result: None, attention: Any, *_args: Any, **_kwargs: Any) -> None:
     """The fused norm and rotation is a Triton kernel; SGLang's own PyTorch path is the other."""
     attention.use_table_qk_norm_rope = False
+
+
+def _gated_norm(norm: Any, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
+    """The norm after a recurrent layer, gated last; a Triton kernel without AMX."""
+    assert norm.norm_before_gate
+    assert norm.group_size is None
+    rows = x.float()
+    rows = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + norm.eps)
+    rows = rows * norm.weight.float()
+    if z is not None:
+        rows = rows * torch.nn.functional.silu(z.float())
+    return rows.to(x.dtype)
+
+
+def _own_type(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """A pass without a graph gets its embeddings in BF16, whatever the model's type is."""
+    if kwargs.get("input_embeds") is not None:
+        kwargs["input_embeds"] = kwargs["input_embeds"].to(next(model.parameters()).dtype)
+    return original(model, *args, **kwargs)
 
 
 def _record_stream(original: Callable[..., None]) -> Callable[..., None]:

@@ -8,6 +8,8 @@ raises when it is called.
 from __future__ import annotations
 
 import ctypes
+import importlib
+import sys
 
 import torch
 from standin import add_submodules, missing_names
@@ -69,3 +71,9 @@ add_submodules(
         "top_k", "utils",
     ],
 )  # fmt: skip
+
+_recurrent = importlib.import_module(f"{__name__}.recurrent")
+for _name, _function in vars(_recurrent).items():
+    if _name.endswith("_cpu"):
+        setattr(torch.ops.sgl_kernel, _name, _function)
+        setattr(sys.modules[f"{__name__}.mamba"], _name, _function)
