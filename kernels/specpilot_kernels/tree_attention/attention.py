@@ -50,11 +50,11 @@ def tree_attention(
 ) -> torch.Tensor:
     """Return [B * R, query heads, D] like q, FP32 inside; rows that stand for nothing get zeros.
 
-    q [B * R, query heads, D] bfloat16 or float16 (on the CPU float32, too), contiguous in D: R rows for each of B requests.
-    k_pool, v_pool [slots, KV heads, D] of q's dtype, contiguous in D: the rows' own keys and values
-    already in it. kv_indptr [B + 1] and kv_indices, int32 or int64: the slots of each request's
-    prefix in order, all of it or, with a window, at least its last window - 1 tokens; kv_indices
-    may be longer than they say.
+    q [B * R, query heads, D] bfloat16 or float16, on the CPU float32 too, contiguous in D: R rows
+    for each of B requests. k_pool, v_pool [slots, KV heads, D] of q's dtype, contiguous in D: the
+    rows' own keys and values already in it. kv_indptr [B + 1] and kv_indices, int32 or int64: the
+    slots of each request's prefix in order, all of it or, with a window, at least its last
+    window - 1 tokens; kv_indices may be longer than they say.
     row_slots [B * R] int64 or int32: the slot of each row. ancestors [B, R, ceil(R / 64)] uint64
     or int64, bit masks with the row itself; depth [B, R] int32: 0 for the anchor, -1 for a row
     that stands for nothing; both as in `trees.gpu.DeviceTrees`. Slots that no row sees, in the
