@@ -4,7 +4,8 @@
     OMP_NUM_THREADS=1 nice python scripts/measure_token_force.py --work WORK
     python scripts/measure_token_force.py --table     # only print the table of the last run
 
-Every run audits every system below on prompts that no other run uses. Systems and stock are servers
+Every run audits every system on prompts that no other run uses; wrong ids alone, which need many
+tokens, have another seed per run and the same prompts. Systems and stock are servers
 of the reference engine on the demo pair; the scorer is that engine in this process. Answers and
 audits are kept in WORK, so an interrupted measurement goes on where it stopped. Writes
 docs/measurements/token_force_demo.json and its table in docs/token-force.md. About an hour on two
