@@ -104,7 +104,7 @@ def test_wheel_declares_the_command_and_the_extras(wheel: zipfile.ZipFile) -> No
     (metadata,) = (n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
     text = wheel.read(metadata).decode()
     assert {line.split(": ")[1] for line in text.splitlines() if "Provides-Extra" in line} == {
-        "gpu", "hub", "report", "sglang", "test", "torch",
+        "export", "gpu", "hub", "report", "sglang", "test", "torch",
     }  # fmt: skip
     assert "License-Expression: Apache-2.0" in text
 
