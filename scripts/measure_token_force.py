@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from doc_marks import between_marks
 from token_force_demo.bench import (
@@ -219,6 +220,25 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def kept(value: Any) -> Any:
+    """What is worth keeping of an audit: no texts of events, six digits of a number."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [kept(item) for item in value]
+    if isinstance(value, dict):
+        return {key: kept(item) for key, item in value.items() if key != "worst_events"}
+    return value
+
+
+def write(path: Path, runs: int, rows: Sequence[Row]) -> None:
+    """Write the document, one audit a line."""
+    results = {"runs": runs, "as_expected": _all_right(rows), "audits": []}
+    text = render_json(build_envelope("measure_token_force", results))
+    lines = ",\n".join(json.dumps(kept(row), ensure_ascii=False) for row in rows)
+    atomic_write_text(path, text.replace('"audits": []', f'"audits": [\n{lines}\n]'), force=True)
+
+
 def main() -> None:
     """Measure what is not kept yet, and write everything that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -241,9 +261,7 @@ def main() -> None:
             for row in part:
                 rows.append(row)
                 print(f"{row['name']}, run {row['run']}: {row['verdict']}", flush=True)
-    results = {"runs": options.runs, "as_expected": _all_right(rows), "audits": rows}
-    document = render_json(build_envelope("measure_token_force", results))
-    atomic_write_text(options.output, document, force=True)
+    write(options.output, options.runs, rows)
     if options.output == OUTPUT:
         page = PAGE.read_text(encoding="utf-8")
         marked = between_marks(page, "token-force", table(rows), word="measured")
