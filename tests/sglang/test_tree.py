@@ -37,6 +37,10 @@ SHAPES = {  # name -> tree, requests at once
     "b16n16m": (TreePlugin(block=16, nodes=16, scoring="marginal"), 1),
     "b16n32": (TreePlugin(block=16, nodes=32), 4),
 }
+ALWAYS = ("b8n32m", "b16n32")
+NAMES = [
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.extended) for name in SHAPES
+]
 
 LIFE = TreePlugin(block=8, nodes=16)
 TIGHT = 260
@@ -74,8 +78,11 @@ def _speculative(pair: TinyPair, algorithm: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def done(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+def done(
+    tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[str, Done]:
     """Every engine's answers."""
+    extended = request.config.getoption("--extended")
     folder = tmp_path_factory.mktemp("tree")
     jobs = [Job("ar", [*REQUESTS, *_lives()[-N_PROMPTS:], *_prefixed()])]
     for block in (8, 16):
@@ -83,6 +90,8 @@ def done(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> dict[
         words = (*_speculative(tiny_pair, "DFLASH"), "--speculative-num-draft-tokens", str(block))
         jobs.append(Job(f"dense{block}", REQUESTS, words, PluginConfig(recorder=recorder), DENSE))
     for name, (tree, running) in SHAPES.items():
+        if name not in ALWAYS and not extended:
+            continue
         words = _speculative(tiny_pair, "SPECPILOT_TREE")
         jobs.append(Job(name, REQUESTS, words, PluginConfig(tree=tree), running=running))
     words, plugin = _speculative(tiny_pair, "SPECPILOT_TREE"), PluginConfig(tree=LIFE)
@@ -91,14 +100,14 @@ def done(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return run_jobs(tiny_pair, jobs, folder / "log")
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_outputs_are_those_of_plain_decoding(done: dict[str, Done], name: str) -> None:
     plain = done["ar"].outputs
     assert done[name].outputs == {rid: plain[rid] for rid in done[name].outputs}
     assert all(len(output) == NEW_TOKENS for output in done[name].outputs.values())
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_step_is_the_replays(done: dict[str, Done], name: str) -> None:
     """Same lattice, same tree, same accepted path: step by step what `specpilot replay` says."""
     tree, _ = SHAPES[name]
@@ -122,7 +131,7 @@ def cut(steps: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(kept)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_plugin_says_what_it_serves(done: dict[str, Done], name: str) -> None:
     tree, _ = SHAPES[name]
     state = done[name].state
