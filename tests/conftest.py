@@ -20,6 +20,7 @@ from specpilot_cli.schema.prompts import Prompt
 
 _NO_DEVICE = "no CUDA device"
 _NOT_ASKED = "long: runs with --extended"
+_STOCK_SOURCE = "SPECPILOT_SGLANG_SOURCE"  # GPU tests compare with the stock kernels there
 _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 
 # Read once, when huggingface_hub is imported, which can be while tests are collected. Asking a Hub
@@ -71,7 +72,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ):
         patch.setenv(variable, str(home / name))
     for variable in [name for name in os.environ if name.startswith("SPECPILOT_")]:
-        patch.delenv(variable)
+        if variable != _STOCK_SOURCE:
+            patch.delenv(variable)
     patch.setenv("NO_COLOR", "1")
     yield
     patch.undo()

@@ -120,7 +120,9 @@ def test_a_chain_of_products_and_small_kernels_in_a_graph() -> None:
         return x + residual
 
     plain = run(dependent=False, ours=True)
-    assert steps_apart(run(dependent=False, ours=False), plain) <= 64  # steps add up over layers
+    other = run(dependent=False, ours=False).float()
+    # A rounding of one norm spreads over the layers, and the last sum cancels here and there.
+    assert (other - plain.float()).abs().max() <= 2.0**-4 * plain.float().abs().max()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run(dependent=True, ours=True)

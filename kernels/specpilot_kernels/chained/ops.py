@@ -234,5 +234,8 @@ def _gated_launcher(device: int, gate: Gate) -> launch.Launcher:
 
 def _launcher(module: KernelModule, entry: str, threads: int, device: int) -> launch.Launcher:
     refuse_in_capture()
-    options = launch.Options(dependent=launch.capability(device) >= _FIRST_DEPENDENT)
+    options = launch.Options(
+        dependent=launch.capability(device) >= _FIRST_DEPENDENT,
+        carveout=100,  # as the products have: a processor that changes it must be empty first
+    )
     return launch.prepare(module, entry, block=(threads, 1, 1), device=device, options=options)
