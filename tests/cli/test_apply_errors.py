@@ -69,7 +69,7 @@ def _edit(path: Path, old: str, new: str) -> int:
          None),
         ("name: small", "name: ../up", 0, "`name`: string should match pattern", None),
         ("schema_version: 1", "schema_version: 2", 0, "reads recipes of version 1, not 2", None),
-        ("engine: reference", "engine: sglang", 20, "unknown key `mechanisms[1].budgets`", None),
+        ("engine: reference", "engine: sglang", 16, "unknown key `mechanisms[1].budgets`", None),
         ("engine: reference", "engine: vllm", 0, "unknown engine `vllm`", None),
     ],
     ids=["duplicate key", "unknown key", "wrong type", "tab", "unknown mechanism", "no mechanism",

@@ -69,7 +69,7 @@ def _with(inputs: Inputs, index: int, change: Callable[[torch.Tensor], torch.Ten
     ("index", "change", "word"),
     [
         (0, lambda q: q[:-1], "q is"),
-        (0, lambda q: q.float(), "q is"),
+        (0, lambda q: q.double(), "q is"),
         (0, lambda q: q[:, :3], "share"),
         (0, lambda q: q.transpose(1, 2).contiguous().transpose(1, 2), "contiguous"),
         (1, lambda k: k.half(), "k_pool"),

@@ -174,6 +174,11 @@ HOOKS: Final[tuple[Hook, ...]] = (
     Hook("recorder", "sglang.srt.models.dspark:VanillaMarkov.step_bias",
          "(self, prev_tokens, *, hidden_states, state)", since=(0, 5, 22)),
     # Trees. The algorithm, and what is sized for it.
+    _tree("sglang.srt.model_executor.forward_batch_info:ForwardMode"),
+    _tree("sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode"),
+    _tree("sglang.srt.lora.layers:unwrap_lora_layer", "(module)"),
+    _tree(f"{_SPEC}.spec_utils:draft_tp_context", "(layout)"),
+    _tree(f"{_SPEC}.ragged_verify:RaggedVerifyMode"),
     _tree(f"{_SPEC}.spec_info:SpeculativeAlgorithm.register",
           "(cls, name, *, supports_overlap=, validate_server_args=, spec_class=)"),
     _tree(f"{_SPEC}.spec_info:SpeculativeAlgorithm.create_future_map",
