@@ -23,8 +23,8 @@ from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
     checked_url,
+    closed_loop,
     drain,
-    first_error,
     new_loop,
     refusal,
     status_text,
@@ -192,22 +192,7 @@ class AsyncHttpEngine:
         """
         if concurrency < 1:
             raise InputError("concurrency must be at least 1")
-        results: dict[int, Generation] = {}
-        waiting = iter(enumerate(requests))
-
-        async def worker() -> None:
-            for index, request in waiting:
-                results[index] = await self.generate(request)
-                if on_done is not None:
-                    on_done(results[index])
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(concurrency, len(requests))):
-                    group.create_task(worker())
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from errors
-        return [results[index] for index in range(len(requests))]
+        return await closed_loop(self.generate, requests, concurrency=concurrency, on_done=on_done)
 
     async def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
         """Score the tokens `input_ids[start:]`, each given everything before it.

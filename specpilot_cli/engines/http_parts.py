@@ -1,16 +1,17 @@
-"""Small parts of the HTTP client: a URL, a body of bounded size, error texts, an event loop."""
+"""Parts of the HTTP clients: URLs, bodies of bounded size, error texts, the loop of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 
 from specpilot_cli.engines import wire
+from specpilot_cli.engines.base import GenerateRequest, Generation
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
 MAX_REPLY_BYTES: Final = 128 << 20
@@ -113,6 +114,36 @@ def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
     walk(errors)
     return next((error for error in flat if isinstance(error, MachineError)), flat[0])
+
+
+async def closed_loop(
+    generate: Callable[[GenerateRequest], Awaitable[Generation]],
+    requests: Sequence[GenerateRequest],
+    *,
+    concurrency: int,
+    on_done: Callable[[Generation], None] | None = None,
+) -> list[Generation]:
+    """Answer all requests with `concurrency` in flight, the next one sent as one completes.
+
+    Results come in the order of `requests`. The first failure cancels the rest: a run with a hole
+    in it has no meaning.
+    """
+    results: dict[int, Generation] = {}
+    waiting = iter(enumerate(requests))
+
+    async def worker() -> None:
+        for index, request in waiting:
+            results[index] = await generate(request)
+            if on_done is not None:
+                on_done(results[index])
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(requests))):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
+    return [results[index] for index in range(len(requests))]
 
 
 async def drain(chunks: AsyncIterator[bytes]) -> None:

@@ -22,7 +22,7 @@ from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
     checked_url,
-    first_error,
+    closed_loop,
     new_loop,
     status_text,
     whole,
@@ -95,36 +95,15 @@ class OpenAiEngine:
         """Closed loop: `concurrency` requests in flight; results in the order of `requests`."""
         if concurrency < 1:
             raise InputError("concurrency must be at least 1")
-        return self._runner.run(self._many(requests, concurrency, on_done))
+        return self._runner.run(
+            closed_loop(self._generate, requests, concurrency=concurrency, on_done=on_done)
+        )
 
     def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
         """Score the tokens `input_ids[start:]`, each given everything before it; start >= 1."""
         if not 1 <= start < len(input_ids):
             raise InputError(f"cannot score from token {start} of {len(input_ids)}")
         return self._runner.run(self._score(input_ids, start))
-
-    async def _many(
-        self,
-        requests: Sequence[GenerateRequest],
-        concurrency: int,
-        on_done: Callable[[Generation], None] | None,
-    ) -> list[Generation]:
-        results: dict[int, Generation] = {}
-        waiting = iter(enumerate(requests))
-
-        async def worker() -> None:
-            for index, request in waiting:
-                results[index] = await self._generate(request)
-                if on_done is not None:
-                    on_done(results[index])
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(concurrency, len(requests))):
-                    group.create_task(worker())
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from errors
-        return [results[index] for index in range(len(requests))]
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         name = request.request_id

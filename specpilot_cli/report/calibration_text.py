@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specpilot_cli.replay.calibration import Calibration
-from specpilot_cli.replay.intervals import Estimate
+from specpilot_cli.report.replay_text import interval
 from specpilot_cli.report.tables import Column, print_line, print_table
 
 
@@ -20,7 +20,7 @@ def print_calibration(found: Calibration) -> None:
                 f"{after.tau.value:.3f}",
                 _expected(after.expected_tau),
                 f"{(gain := found.gain(before.nodes or 0)).value:.3f}",
-                _interval(gain),
+                interval(gain),
             ]
             for before, after in zip(found.before.rows, found.after.rows, strict=True)
         ],
@@ -45,9 +45,3 @@ def print_calibration(found: Calibration) -> None:
 
 def _expected(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return "needs 2 requests"
-    return f"[{estimate.low:.3f}, {estimate.high:.3f}]"

@@ -65,10 +65,10 @@ def _row_cells(row: ReplayRow) -> list[str]:
         _count(row.nodes),
         _count(row.rows),
         f"{row.tau.value:.3f}",
-        _interval(row.tau),
+        interval(row.tau),
         f"{row.benchmark_mean.value:.3f}",
         f"{row.gain.value:.3f}",
-        _interval(row.gain),
+        interval(row.gain),
         expected,
     ]
 
@@ -86,7 +86,8 @@ def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _interval(estimate: Estimate) -> str:
+def interval(estimate: Estimate) -> str:
+    """Both ends of a mean's interval, or what it would need."""
     if estimate.low is None or estimate.high is None:
         return "needs 2 requests"
     return f"[{estimate.low:.3f}, {estimate.high:.3f}]"
