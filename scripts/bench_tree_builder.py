@@ -83,7 +83,7 @@ def bench(batch: int, n_nodes: int, repeats: int, seed: int) -> dict[str, Any]:
     outs = [accept_path(trees, target) for trees, target in zip(room, targets, strict=True)]
     accepts = [lambda i=i: accept_path(room[i], targets[i], out=outs[i]) for i in places]
     row |= seconds({"accept": accepts}, repeats)
-    row["accepted_nodes"] = float(torch.stack([out[1] for out in outs]).float().mean())
+    row["accepted_nodes"] = float(torch.stack([out.n_accepted for out in outs]).float().mean())
     return row
 
 

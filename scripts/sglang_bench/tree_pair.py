@@ -31,6 +31,7 @@ TREES = {
 FEW = ("b16-n32", "b8-n16")
 PROMPTS = "recipes/demo-cpu/prompts/unseen.jsonl"
 TAU_AGREEMENT_PCT = 2.0
+_LIMIT = 8  # token-force says nothing of fewer prompts
 _PLAIN, _CHAIN, _SCORER, _CACHING = "pair-plain", "pair-chain", "pair-scorer", "pair-caching"
 _COMPARISONS = (("b16-n32", _CHAIN), ("b16-n32-marginal", "pair-b16-n32"))
 """What paired-bench compares: a tree, and the server that it is compared with."""
@@ -73,10 +74,9 @@ def pair_phase(bench: Bench, labels: Sequence[str]) -> Phase:
 def _judge(bench: Bench, facts: Servers, *, trees: dict[str, TreePlugin]) -> None:
     out = bench.work / "pair-tree"
     out.mkdir(exist_ok=True)
-    limit = 2 if bench.short else 8
     for label in trees:
         bench.book.put("tree", label, _tree_facts(facts, f"pair-{label}"))
-        _force(bench, f"pair-{label}", limit, out)
+        _force(bench, f"pair-{label}", out)
     bench.book.put("tree", "caching", _tree_facts(facts, _CACHING))
     try:
         urls = [_url(bench, name) for name in (_CACHING, _SCORER, _PLAIN)]
@@ -85,7 +85,8 @@ def _judge(bench: Bench, facts: Servers, *, trees: dict[str, TreePlugin]) -> Non
         bench.book.note(f"prefix reuse: {found}")
     except Exception as error:  # noqa: BLE001 - one measurement of many
         bench.book.fail("prefix reuse", error)
-    lattices = _recordings(bench, {tree.block for tree in trees.values()}, 4 * limit, out)
+    blocks = {tree.block for tree in trees.values()}
+    lattices = _recordings(bench, blocks, 8 if bench.short else 32, out)
     for label, tree in trees.items():
         if tree.block in lattices:
             _agreement(bench, f"pair-{label}", tree, lattices[tree.block], out)
@@ -94,7 +95,7 @@ def _judge(bench: Bench, facts: Servers, *, trees: dict[str, TreePlugin]) -> Non
             _done(bench, f"paired-bench of {label} against {other}", [
                 "paired-bench", "--baseline", _url(bench, other), "--candidate",
                 _url(bench, f"pair-{label}"), "--ar", _url(bench, _PLAIN), *_prompts(bench),
-                "--limit", str(limit), "--aa", "1", "-o", str(out / f"bench-{label}.json"),
+                "--limit", str(_LIMIT), "--aa", "1", "-o", str(out / f"bench-{label}.json"),
             ], keep=("paired_bench", f"{label} against {other}"))  # fmt: skip
 
 
@@ -106,13 +107,13 @@ def _tree_facts(facts: Servers, name: str) -> dict[str, Any] | None:
     return found
 
 
-def _force(bench: Bench, name: str, limit: int, out: Path) -> None:
+def _force(bench: Bench, name: str, out: Path) -> None:
     """token-force of one server, alone and with eight requests at once."""
     for concurrency in (1, 8):
         _done(bench, f"token-force of {name} at {concurrency}", [
             "token-force", "--system", _url(bench, name), "--stock", _url(bench, _CHAIN),
             "--scorer", _url(bench, _SCORER), "--ar", _url(bench, _PLAIN), *_prompts(bench),
-            "--limit", str(limit), "--concurrency", str(concurrency), "-o",
+            "--limit", str(_LIMIT), "--concurrency", str(concurrency), "-o",
             str(out / f"{name}-{concurrency}.json"),
         ], keep=("token_force", f"{name} at {concurrency}"))  # fmt: skip
 

@@ -88,10 +88,15 @@ def test_accepted_paths(n_nodes: int, agree: float) -> None:
     for seed, kind in enumerate(("smooth", "two values", "impossible", "broken")):
         trees, wanted = check(cases.lattice(seed, kind, (200, 15, 16, 16)), n_nodes)
         target = cases.target_choices(seed, wanted.token, wanted.parent, agree=agree)
-        for found, expected in zip(
-            gpu.accept_path(trees, target.cuda()), gpu.accept_path(wanted, target), strict=True
-        ):
-            assert torch.equal(found.cpu(), expected)
+        prefix_lens, off = torch.arange(len(target)), torch.zeros(1, dtype=torch.int32)
+        for options in ({}, {"prefix_lens": prefix_lens}, {"enabled": off}, {"enabled": off + 1}):
+            there = {name: tensor.cuda() for name, tensor in options.items()}
+            for found, expected in zip(
+                gpu.accept_path(trees, target.cuda(), **there),
+                gpu.accept_path(wanted, target, **options),
+                strict=True,
+            ):
+                assert torch.equal(found.cpu(), expected)
 
 
 def test_a_captured_step_follows_its_inputs() -> None:
@@ -122,8 +127,8 @@ def test_compiled_code() -> None:
     @torch.compile(fullgraph=True)
     def step(ids, scores, anchor):
         trees = gpu.build_trees(ids, scores * 1.0, anchor, 32)
-        path, n_accepted, bonus = gpu.accept_path(trees, trees.token + 0)
-        return trees.token, path + 0, n_accepted, bonus
+        path, *others = gpu.accept_path(trees, trees.token + 0)
+        return trees.token, path + 0, *others
 
     wanted = gpu.build_trees(*given, 32)
     expected = (wanted.token, *gpu.accept_path(wanted, wanted.token))

@@ -2,7 +2,7 @@
 
     trees = build_trees(candidate_ids, scores, anchor, 32)
     ...                                       # the target verifies the rows of `trees`
-    path, n_accepted, bonus = accept_path(trees, target_argmax)
+    path, n_accepted, *_ = accept_path(trees, target_argmax)
 
 Tensors on a GPU use the CUDA kernels, tensors on the CPU the builders of this package, and both
 give the same trees node for node: scores are normalised by the same float64 operations and ties
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -31,8 +31,9 @@ _SCHEMAS: Final = (
     "build_trees(Tensor candidate_ids, Tensor scores, Tensor anchor, Tensor? logsumexp, "
     "Tensor? calibration, int max_depth, Tensor(a!) token, Tensor(b!) parent, Tensor(c!) depth, "
     "Tensor(d!) score, Tensor(e!) ancestors, Tensor(f!) tap) -> ()",
-    "accept_path(Tensor token, Tensor parent, Tensor target_argmax, Tensor(a!) path, "
-    "Tensor(b!) n_accepted, Tensor(c!) bonus) -> ()",
+    "accept_path(Tensor token, Tensor parent, Tensor target_argmax, Tensor? prefix_lens, "
+    "Tensor? enabled, Tensor(a!) path, Tensor(b!) n_accepted, Tensor(c!) bonus, "
+    "Tensor(d!) committed, Tensor(e!) place, Tensor(f!) length, Tensor(g!) n_committed) -> ()",
 )
 
 
@@ -74,6 +75,37 @@ class DeviceTrees:
             torch.empty((batch, rows, 4), dtype=torch.int32, device=device),
             min(max_depth, n_nodes),
         )
+
+
+class AcceptedPaths(NamedTuple):
+    """What `accept_path` finds; D = max_depth + 1.
+
+    path [B, D] int32: accepted rows from row 0 down, then -1. n_accepted [B] int32: drafted tokens
+    among them. bonus [B] int64: the target's token after the last of them. committed [B, D] int64:
+    the tokens that the step commits, the target's after each row of the path, so the last is the
+    bonus; then 0. place [B, D] int64: the path's rows among all B * R; then row 0 again. length [B]
+    int64: of the sequence after the step. n_committed [B] int32: n_accepted + 1.
+    """
+
+    path: torch.Tensor
+    n_accepted: torch.Tensor
+    bonus: torch.Tensor
+    committed: torch.Tensor
+    place: torch.Tensor
+    length: torch.Tensor
+    n_committed: torch.Tensor
+
+    @staticmethod
+    def empty(batch: int, width: int, device: torch.device) -> AcceptedPaths:
+        """Room for paths of up to `width` rows, not yet filled."""
+
+        def new(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty((batch, *shape), dtype=dtype, device=device)
+
+        return AcceptedPaths(
+            new(torch.int32, width), new(torch.int32), new(torch.int64), new(torch.int64, width),
+            new(torch.int64, width), new(torch.int64), new(torch.int32),
+        )  # fmt: skip
 
 
 def build_trees(
@@ -122,35 +154,34 @@ def accept_path(
     trees: DeviceTrees,
     target_argmax: torch.Tensor,
     *,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    prefix_lens: torch.Tensor | None = None,
+    enabled: torch.Tensor | None = None,
+    out: AcceptedPaths | None = None,
+) -> AcceptedPaths:
     """The root path of each tree along which the target's own choices go, in one launch.
 
-    target_argmax [B, R] int64: what the target would say after each row. Returns path
-    [B, max_depth + 1] int32: accepted rows from row 0 down, then -1; n_accepted [B] int32: drafted
-    tokens among them, so path[:, : n_accepted + 1] is to be committed; bonus [B] int64: the
-    target's token after the last of them. A step commits n_accepted + 1 tokens:
-    `target_argmax.gather(1, path)` where path is not -1. out: these three, for fixed addresses.
+    target_argmax [B, R] int64: what the target would say after each row. prefix_lens [B] int64:
+    tokens before row 0, 0 without it. enabled [1] int32: where it holds 0, nothing is accepted, not
+    even row 0: n_accepted is -1. out: results of the same size to fill, for fixed addresses.
 
     Raises ValueError on shapes, dtypes and devices.
     """
     batch, device = trees.token.shape[0], trees.token.device
     _check("target_argmax", target_argmax, trees.token.shape, (torch.int64,), device)
-    shapes = ((batch, trees.max_depth + 1), (batch,), (batch,))
-    dtypes = (torch.int32, torch.int32, torch.int64)
-    if out is None:
-        path, n_accepted, bonus = (
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in zip(shapes, dtypes, strict=True)
-        )
-    else:
-        path, n_accepted, bonus = out
-        for given, shape, dtype in zip(out, shapes, dtypes, strict=True):
-            _check("out", given, shape, (dtype,), device)
+    if prefix_lens is not None:
+        _check("prefix_lens", prefix_lens, (batch,), (torch.int64,), device)
+    if enabled is not None:
+        _check("enabled", enabled, (1,), (torch.int32,), device)
+    width = trees.max_depth + 1
+    found = AcceptedPaths.empty(batch, width, device) if out is None else out
+    if out is not None:
+        wanted = AcceptedPaths.empty(batch, width, torch.device("meta"))
+        for name, given, like in zip(AcceptedPaths._fields, out, wanted, strict=True):
+            _check(f"out.{name}", given, like.shape, (like.dtype,), device)
     torch.ops.specpilot.accept_path(
-        trees.token, trees.parent, target_argmax, path, n_accepted, bonus
+        trees.token, trees.parent, target_argmax, prefix_lens, enabled, *found
     )
-    return path, n_accepted, bonus
+    return found
 
 
 def _build(
@@ -184,10 +215,15 @@ def _build(
 
 
 def _accept(
-    token: torch.Tensor, parent: torch.Tensor, target_argmax: torch.Tensor, *out: torch.Tensor
+    token: torch.Tensor,
+    parent: torch.Tensor,
+    target_argmax: torch.Tensor,
+    prefix_lens: torch.Tensor | None,
+    enabled: torch.Tensor | None,
+    *out: torch.Tensor,
 ) -> None:
     if not token.is_cuda:
-        on_cpu.accept(token, parent, target_argmax, *out)
+        on_cpu.accept(token, parent, target_argmax, prefix_lens, enabled, *out)
         return
     launcher = launch.prepare(
         modules.ACCEPT_PATH, "accept_path", block=(modules.ACCEPT_THREADS, 1, 1),
@@ -196,6 +232,8 @@ def _accept(
     batch, rows = token.shape
     launcher(
         (batch, 1, 1), token.data_ptr(), parent.data_ptr(), target_argmax.data_ptr(),
+        0 if prefix_lens is None else prefix_lens.data_ptr(),
+        0 if enabled is None else enabled.data_ptr(),
         *(tensor.data_ptr() for tensor in out), rows, out[0].shape[1],
     )  # fmt: skip
 

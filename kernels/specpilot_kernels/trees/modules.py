@@ -33,7 +33,7 @@ def build_trees(candidates: int) -> KernelModule:
 ACCEPT_PATH: Final = KernelModule(
     name="accept_path",
     source="trees/csrc/accept_path.cu",
-    entries=(Entry("accept_path", "PPPPPPii", 64),),
+    entries=(Entry("accept_path", "PPPPPPPPPPPPii", 64),),
     architectures=_ARCHITECTURES,
 )
 

@@ -12,7 +12,7 @@ from tree_cases import poisoned, tensors_of
 
 from specpilot_kernels.registry import KernelModule
 from specpilot_kernels.trees import modules
-from specpilot_kernels.trees.gpu import DeviceTrees
+from specpilot_kernels.trees.gpu import AcceptedPaths, DeviceTrees
 
 THREADS = 64  # fewer than on a GPU: two warps meet every barrier, and a row is a loop of several
 
@@ -45,15 +45,17 @@ extern "C" int run(void** pointers, const int* numbers, int requests, int dynami
 _ACCEPT_DRIVER = """
 #include "gpu_emulator.h"
 KERNEL
-static void* pointer[6];
+static void* pointer[12];
 static int number[2];
 
 extern "C" int run(void** pointers, const int* numbers, int requests) {
-  std::copy(pointers, pointers + 6, pointer);
+  std::copy(pointers, pointers + 12, pointer);
   std::copy(numbers, numbers + 2, number);
   emulator::kernel = [] {
     accept_path((const i64*)pointer[0], (const int*)pointer[1], (const i64*)pointer[2],
-                (int*)pointer[3], (int*)pointer[4], (i64*)pointer[5], number[0], number[1]);
+                (const i64*)pointer[3], (const int*)pointer[4], (int*)pointer[5],
+                (int*)pointer[6], (i64*)pointer[7], (i64*)pointer[8], (i64*)pointer[9],
+                (i64*)pointer[10], (int*)pointer[11], number[0], number[1]);
   };
   for (int i = 0; i < requests; ++i) emulator::run_cta(i, 32, 0);
   return 0;
@@ -97,16 +99,21 @@ class EmulatedTrees:
         return out
 
     def accept(
-        self, trees: DeviceTrees, target: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self,
+        trees: DeviceTrees,
+        target: torch.Tensor,
+        prefix_lens: torch.Tensor | None = None,
+        enabled: torch.Tensor | None = None,
+    ) -> AcceptedPaths:
         """Accept into poisoned outputs."""
         batch, rows = trees.token.shape
-        path = torch.full((batch, trees.max_depth + 1), 77, dtype=torch.int32)
-        n_accepted = torch.full((batch,), 77, dtype=torch.int32)
-        bonus = torch.full((batch,), 77, dtype=torch.int64)
-        given = [trees.token, trees.parent, target, path, n_accepted, bonus]
-        assert self._accept.run(_pointers(given), _numbers([rows, path.shape[1]]), batch) == 0
-        return path, n_accepted, bonus
+        width = trees.max_depth + 1
+        out = AcceptedPaths.empty(batch, width, torch.device("cpu"))
+        for tensor in out:
+            tensor.fill_(77)
+        given = [trees.token, trees.parent, target, prefix_lens, enabled, *out]
+        assert self._accept.run(_pointers(given), _numbers([rows, width]), batch) == 0
+        return out
 
     def _builder(self, variant: int) -> ctypes.CDLL:
         if variant not in self._builders:
