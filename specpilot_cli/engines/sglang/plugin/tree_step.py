@@ -14,25 +14,20 @@ import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from specpilot_cli.engines.sglang.plugin.recorder_steps import device_of, largest_batch
 from specpilot_cli.engines.sglang.plugin.tree_attention import TreeAttention, full_backend
-from specpilot_cli.engines.sglang.plugin.tree_buffers import (
-    Accepted,
-    TreeBuffers,
-    first,
-    make_buffers,
-)
+from specpilot_cli.engines.sglang.plugin.tree_buffers import TreeBuffers, first, make_buffers
 from specpilot_cli.engines.sglang.plugin.tree_commit import Commit
 from specpilot_cli.engines.sglang.plugin.tree_facts import FACTS, REFERENCE
 from specpilot_cli.engines.sglang.plugin.tree_input import tree_draft_input
 from specpilot_cli.engines.sglang.plugin.tree_recurrent import recurrent_layers
 from specpilot_cli.engines.sglang.plugin.tree_sampling import choose_tokens, chosen_by_argmax
 from specpilot_cli.schema.plugin_config import TreePlugin
+from specpilot_kernels.trees.gpu import AcceptedPaths
 
 Publish = Callable[..., None] | None
 
@@ -65,15 +60,13 @@ class TreeSteps:
         super().init_attention_backends()  # type: ignore[misc]
         settings, runner = self.settings, self.model_runner
         device = device_of(self)
-        self._offsets = torch.arange(settings.window, dtype=torch.int64, device=device)
-        self._buffers: TreeBuffers = make_buffers(settings, largest_batch(self), device)
+        batch = largest_batch(self)
+        self._positions = torch.zeros((batch, settings.window), dtype=torch.int64, device=device)
+        self._buffers: TreeBuffers = make_buffers(settings, batch, device)
         backend = full_backend(runner.attn_backend)
         TreeAttention(backend, self._buffers, settings.rows).install()
         recurrent = recurrent_layers(runner, settings, self._buffers)
-        self._commit = Commit(
-            settings, self._buffers, runner.token_to_kv_pool, recurrent,
-            advances_in_graph=not get_exec().mamba.enable_mamba_extra_buffer,
-        )  # fmt: skip
+        self._commit = Commit(settings, self._buffers, runner.token_to_kv_pool, recurrent)
         if device.type == "cuda":
             runner.capture_tail_hooks.append(self._commit.capture_hook)
         self._prepare_drafts()
@@ -107,40 +100,34 @@ class TreeSteps:
         self._draft(batch, window)
         grammar = self._grammar_tree(batch)
         output = self._verify(batch, window)
-        accepted = self._accept(batch, window, output, grammar, grammar_barrier)
-        logits, width = output.logits_output, self.settings.depth + 1
-        # A copy, since the next step writes there; turned, since kernels want dense columns.
-        kept = accepted.packed.t().clone(memory_format=torch.contiguous_format)
-        bonus, new_lens, counts = kept[width], kept[width + 1], kept[width + 2].to(torch.int32)
-        tokens = kept[:width].t().contiguous()
-        if on_publish is not None:
-            on_publish(new_lens)
-        places = self._rows_of(accepted)
-        if batch.return_logprob:
-            self._logprobs(batch, logits, places, tokens)
-        self._keep_context(window, logits.hidden_states[places.reshape(-1)], counts)
+        found = self._accept(batch, window, output, grammar, grammar_barrier)
+        logits = output.logits_output
+        with self._commit.advancing(found, window.prefix_lens, batch):
+            # a copy, since the next step writes there
+            outcome = self._buffers.accepted.outcome(window.batch)
+            if on_publish is not None:
+                on_publish(outcome.length)
+            if batch.return_logprob:
+                self._logprobs(batch, logits, found.place.clone(), outcome.committed)
+            rows = logits.hidden_states[found.place.view(-1)]
+            self._keep_context(window, rows, outcome.n_committed)
         logits.hidden_states = None  # large, and the scheduler would copy it
         FACTS.steps += window.batch
         return GenerationBatchResult(
             logits_output=logits,
-            next_token_ids=tokens.view(-1),
-            accept_lens=counts,
+            next_token_ids=outcome.committed.view(-1),
+            accept_lens=outcome.n_committed,
             can_run_cuda_graph=output.can_run_cuda_graph,
-            next_draft_input=tree_draft_input(bonus, new_lens, self.settings),
+            next_draft_input=tree_draft_input(outcome.bonus, outcome.length, self.settings),
             speculative_num_draft_tokens=self.settings.rows,
-            speculative_output_stride=width,
-            new_seq_lens=new_lens,
+            speculative_output_stride=self.settings.depth + 1,
+            new_seq_lens=outcome.length,
             routed_experts_output=output.routed_experts_output,
             indexer_topk_output=output.indexer_topk_output,
         )
 
-    def _rows_of(self, accepted: Accepted) -> torch.Tensor:
-        """Rows of the verify pass along each path, [B, D]; unused places repeat the root's."""
-        rows = accepted.path.clamp_min(0).long()
-        first_rows = torch.arange(len(rows), device=rows.device)[:, None] * self.settings.rows
-        return first_rows + rows
-
     def _open_window(self, batch: Any) -> Window:
+        """One launch: KV slots, positions, and the last tokens as the draft pass's first."""
         settings, count = self.settings, len(batch.seq_lens)
         lengths = batch.seq_lens_cpu
         plan = self.model_runner.kv_index_translator.plan_uniform_extend(
@@ -148,21 +135,23 @@ class TreeSteps:
             seq_lens=batch.seq_lens,
             seq_lens_cpu=batch.spec_info.nxt_kv_lens_cpu if lengths is None else lengths,
             width=settings.window,
+            positions_out=self._positions[:count],
+            anchor_src=batch.spec_info.bonus_tokens,
+            anchor_out=self._block_ids(count),
         )
         return Window(
             batch=count,
             prefix_lens=batch.seq_lens,
-            positions=batch.seq_lens[:, None] + self._offsets,
+            positions=self._positions[:count],
             slots=plan.write_virtual.view(count, settings.window),
             plan=plan,
         )
 
     def _verify(self, batch: Any, window: Window) -> Any:
-        """The target's pass over all rows; in a graph it accepts and commits as well."""
+        """The target's pass over all rows; in a graph it accepts as well."""
         rows, count = self.settings.rows, window.batch
-        trees = first(self._buffers.trees, count)
         asked = DFlashVerifyInput(
-            draft_token=trees.token.reshape(-1),
+            draft_token=self._buffers.trees.token[:count].reshape(-1),
             positions=self._buffers.positions[:count].reshape(-1),
             draft_token_num=rows,
             custom_mask=None,
@@ -178,26 +167,24 @@ class TreeSteps:
         elif batch.spec_info.nxt_kv_lens_cpu is not None:
             batch.seq_lens_cpu = batch.spec_info.nxt_kv_lens_cpu
             batch.seq_lens_sum = int(batch.spec_info.nxt_kv_lens_sum)
-        self._let_graph_commit(chosen_by_argmax(batch))
+        self._let_graph_accept(chosen_by_argmax(batch))
         prepared, _ = asked.prepare_for_verify(batch, self._target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = saved
         return self._target_worker.forward_batch_generation(
             batch=None, forward_batch=prepared, is_verify=True, skip_attn_backend_init=True
         )
 
-    def _let_graph_commit(self, wanted: bool) -> None:
-        if getattr(self, "_graph_commits", None) is not wanted:
-            self._graph_commits = wanted
+    def _let_graph_accept(self, wanted: bool) -> None:
+        if getattr(self, "_graph_accepts", None) is not wanted:
+            self._graph_accepts = wanted
             self._buffers.enabled.fill_(int(wanted))
 
     def _accept(
         self, batch: Any, window: Window, output: Any, grammar: Any, barrier: Any
-    ) -> Accepted:
+    ) -> AcceptedPaths:
         count, rows = window.batch, self.settings.rows
-        if output.can_run_cuda_graph and self._graph_commits:
-            found = self._buffers.accepted.first(count)
-            self._commit.advance(found, window.prefix_lens, batch, in_graph=True)
-            return found
+        if output.can_run_cuda_graph and self._graph_accepts:
+            return self._buffers.accepted.first(count)
         logits = output.logits_output.next_token_logits
         apply_dflash_verify_logits_adjustments(
             next_token_logits=logits, sampling_info=batch.sampling_info, draft_token_num=rows
@@ -216,13 +203,11 @@ class TreeSteps:
             logits, batch.sampling_info, self._buffers.positions[:count].reshape(-1), rows
         )
         slots = window.plan.write_ids(self.model_runner.kv_index_translator)
-        found = self._commit.accept(
+        return self._commit.accept(
             chosen.view(count, rows),
             window.prefix_lens,
             slots.view(count, self.settings.window)[:, :rows].contiguous(),
         )
-        self._commit.advance(found, window.prefix_lens, batch, in_graph=False)
-        return found
 
     def _grammar_tree(self, batch: Any) -> Any:
         """The trees as first children and next siblings, on their way to the host."""
@@ -267,6 +252,10 @@ class TreeSteps:
         self, hidden: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor
     ) -> None:
         """Trees of a draft pass's rows: hidden states, tokens and positions."""
+        raise NotImplementedError
+
+    def _block_ids(self, batch: int) -> torch.Tensor:
+        """Token ids of the draft pass int64 [B, any], masks but for the first column."""
         raise NotImplementedError
 
     def _draft(self, batch: Any, window: Window) -> None:
