@@ -22,7 +22,6 @@ from specpilot_cli.schema.plugin_config import (
 )
 
 SHAPE, DRAFTER = "qwen-27b", "qwen-27b-dflash2"
-CHAIN = "chain-bf16"
 WIDE = TreePlugin(block=16, nodes=32)
 _PROFILED_STEPS = 12
 
@@ -42,8 +41,8 @@ def step_phases(bench: Bench) -> list[Phase]:
     room = ("--skip-tokenizer-init", *memory(0.85, 32768, 1, 1))  # a shape has no tokenizer
     trees = tree_args(bench, DRAFTER)
 
-    def chain() -> ServerSpec:
-        return bench.spec(CHAIN, SHAPE, *bench.chain(DRAFTER), memory=room,
+    def chain(name: str) -> ServerSpec:
+        return bench.spec(name, SHAPE, *bench.chain(DRAFTER), memory=room,
                           env={SIMULATED: "4", **REAL_DRAFTS})  # fmt: skip
 
     def tree(name: str, w12: W12Plugin | None) -> ServerSpec:
@@ -52,7 +51,9 @@ def step_phases(bench: Bench) -> list[Phase]:
                           plugin=PluginConfig(w12=w12, tree=WIDE))  # fmt: skip
 
     def phase(name: str, other: ServerSpec) -> Phase:
-        return Phase(name, ((chain(),), (other,)), _compare(other.name), 110, essential=CHAIN)
+        stock = chain(f"chain-beside-{other.name}")  # the next phase's waits beside this one's
+        run = _compare(stock.name, other.name)
+        return Phase(name, ((stock,), (other,)), run, 110, essential=stock.name)
 
     return [
         phase("step, W12 chained", tree("tree-w12-chained", W12Plugin(chained=True))),
@@ -61,26 +62,26 @@ def step_phases(bench: Bench) -> list[Phase]:
     ]
 
 
-def _compare(other: str) -> Callable[[Bench, Servers], None]:
+def _compare(chain: str, other: str) -> Callable[[Bench, Servers], None]:
     def run(bench: Bench, facts: Servers) -> None:
         bench.book.put("tree", other, facts[other]["plugin_state"]["active"]["tree"])
         name = f"27B step, chain against {other}"
-        labels = {"chain": CHAIN, "tree": other}
+        labels = {"chain": chain, "tree": other}
         bench.time(name, labels, SHAPE, requests=1, new_tokens=192, rounds=6, reserve_s=60,
                    per="steps")  # fmt: skip
         timed = bench.book.results["timings"].get(name, {}).get("ms", {})
         for label, server in labels.items():
             if label in timed and not bench.cpu:
-                profile(bench, server, f"{server} of {name}", timed[label]["median"])
+                profile(bench, server, timed[label]["median"])
 
     return run
 
 
-def profile(bench: Bench, server: str, name: str, unprofiled_ms: float) -> None:
+def profile(bench: Bench, name: str, unprofiled_ms: float) -> None:
     """Where a server's step goes, kept as `profiles[name]`; a failure is noted."""
     try:
-        url = bench.fleet.running[server].url
-        folder = bench.work / "traces" / name.replace(" ", "-")
+        url = bench.fleet.running[name].url
+        folder = bench.work / "traces" / name
         folder.mkdir(parents=True, exist_ok=True)
         body = {"output_dir": str(folder), "num_steps": _PROFILED_STEPS, "with_stack": False,
                 "activities": ["CPU", "GPU"]}  # fmt: skip
