@@ -35,7 +35,7 @@ BUDGETS = (0, 8, 16, 32, 63, 64, 128)
 TARGET_S = 20e-6  # batch 1, 32 nodes
 _CHAIN = 50  # kernels of a graph
 _LATTICES = 10  # different ones that they read
-_COMPARED = ("token", "parent", "depth", "score", "ancestors", "tap")
+_COMPARED = ("token", "parent", "depth", "score", "ancestors", "tap", "position")
 
 Lattice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -24,13 +24,15 @@ def check(given, n_nodes, *, max_depth=None, logsumexp=None, calibration=None):
     cap = positions if max_depth is None else min(max_depth, positions)
     room = gpu.DeviceTrees.empty(batch, n_nodes, cap, torch.device("cuda", 0))
     logsumexp_gpu, calibration_gpu = on_gpu((logsumexp, calibration))
+    prefix_lens = torch.arange(batch) << 33
     found = gpu.build_trees(
         *on_gpu(given), n_nodes, max_depth=max_depth, logsumexp=logsumexp_gpu,
-        calibration=calibration_gpu, out=cases.poisoned(room),
+        calibration=calibration_gpu, prefix_lens=prefix_lens.cuda(), out=cases.poisoned(room),
     )  # fmt: skip
     wanted = gpu.build_trees(
-        *given, n_nodes, max_depth=max_depth, logsumexp=logsumexp, calibration=calibration
-    )
+        *given, n_nodes, max_depth=max_depth, logsumexp=logsumexp, calibration=calibration,
+        prefix_lens=prefix_lens,
+    )  # fmt: skip
     cases.assert_same(found, wanted)
     return found, wanted
 

@@ -29,8 +29,9 @@ MAX_POSITIONS: Final = 255
 
 _SCHEMAS: Final = (
     "build_trees(Tensor candidate_ids, Tensor scores, Tensor anchor, Tensor? logsumexp, "
-    "Tensor? calibration, int max_depth, Tensor(a!) token, Tensor(b!) parent, Tensor(c!) depth, "
-    "Tensor(d!) score, Tensor(e!) ancestors, Tensor(f!) tap) -> ()",
+    "Tensor? calibration, Tensor? prefix_lens, int max_depth, Tensor(a!) token, Tensor(b!) parent, "
+    "Tensor(c!) depth, Tensor(d!) score, Tensor(e!) ancestors, Tensor(f!) tap, "
+    "Tensor(g!) position) -> ()",
     "accept_path(Tensor token, Tensor parent, Tensor target_argmax, Tensor? prefix_lens, "
     "Tensor? enabled, Tensor(a!) path, Tensor(b!) n_accepted, Tensor(c!) bonus, "
     "Tensor(d!) committed, Tensor(e!) place, Tensor(f!) length, Tensor(g!) n_committed) -> ()",
@@ -45,7 +46,8 @@ class DeviceTrees:
     depth [B, R] int32: row 0 has 0. score [B, R] float32: path log-probability in nats, summed in
     float64. ancestors [B, R, ceil(R / 64)] uint64: bit j % 64 of word j / 64 is set where row j is
     the row itself or above it. tap [B, R, 4] int32: the rows that a causal convolution of width 4
-    reads, the row itself last; negative ones are in the committed window, -1 its newest.
+    reads, the row itself last; negative ones are in the committed window, -1 its newest. position
+    [B, R] int64: tokens before the anchor and the row's depth, for unused rows the anchor's.
     max_depth: no row is deeper.
     """
 
@@ -55,6 +57,7 @@ class DeviceTrees:
     score: torch.Tensor
     ancestors: torch.Tensor
     tap: torch.Tensor
+    position: torch.Tensor
     max_depth: int
 
     @property
@@ -73,6 +76,7 @@ class DeviceTrees:
             torch.empty((batch, rows), dtype=torch.float32, device=device),
             torch.empty((batch, rows, n_nodes // 64 + 1), dtype=torch.uint64, device=device),
             torch.empty((batch, rows, 4), dtype=torch.int32, device=device),
+            torch.empty((batch, rows), dtype=torch.int64, device=device),
             min(max_depth, n_nodes),
         )
 
@@ -117,6 +121,7 @@ def build_trees(
     max_depth: int | None = None,
     logsumexp: torch.Tensor | None = None,
     calibration: torch.Tensor | None = None,
+    prefix_lens: torch.Tensor | None = None,
     out: DeviceTrees | None = None,
 ) -> DeviceTrees:
     """The best-first tree of each of B lattices (paper §2.2, §4.2), in one launch.
@@ -128,7 +133,8 @@ def build_trees(
     anchor [B] int64: the last committed tokens. n_nodes: up to 128. K: up to 32; L: up to 255, and
     on a GPU what fits in a block's memory, on any of them 73 positions of 16 candidates or 19 of
     32. max_depth caps the depth below L. calibration [L or more, 2] float64: `calibration_table`.
-    out: trees of the same size to fill, for fixed addresses.
+    prefix_lens [B] int64: tokens before the anchors, 0 without it. out: trees of the same size to
+    fill, for fixed addresses.
 
     Raises ValueError on shapes, dtypes, devices and tensors with gaps; GpuError where a GPU cannot
     run the kernel.
@@ -137,6 +143,8 @@ def build_trees(
     if not 0 <= n_nodes <= modules.MAX_NODES:
         raise ValueError(f"n_nodes must be 0 to {modules.MAX_NODES}: {n_nodes}")
     batch, n_positions, _ = candidate_ids.shape
+    if prefix_lens is not None:
+        _check("prefix_lens", prefix_lens, (batch,), (torch.int64,), scores.device)
     cap = n_positions if max_depth is None else min(max_depth, n_positions)
     if cap < 0:
         raise ValueError(f"max_depth must not be negative: {max_depth}")
@@ -144,8 +152,8 @@ def build_trees(
     if out is not None:
         _check_out(out, batch, n_nodes, cap, scores.device)
     torch.ops.specpilot.build_trees(
-        candidate_ids, scores, anchor, logsumexp, calibration, cap,
-        fresh.token, fresh.parent, fresh.depth, fresh.score, fresh.ancestors, fresh.tap,
+        candidate_ids, scores, anchor, logsumexp, calibration, prefix_lens, cap, fresh.token,
+        fresh.parent, fresh.depth, fresh.score, fresh.ancestors, fresh.tap, fresh.position,
     )  # fmt: skip
     return fresh
 
@@ -190,11 +198,14 @@ def _build(
     anchor: torch.Tensor,
     logsumexp: torch.Tensor | None,
     calibration: torch.Tensor | None,
+    prefix_lens: torch.Tensor | None,
     max_depth: int,
     *out: torch.Tensor,
 ) -> None:
     if not scores.is_cuda:
-        on_cpu.build(candidate_ids, scores, anchor, logsumexp, calibration, max_depth, *out)
+        on_cpu.build(
+            candidate_ids, scores, anchor, logsumexp, calibration, prefix_lens, max_depth, *out
+        )
         return
     batch, positions, predecessors, candidates = scores.shape
     variant = next(size for size in modules.CANDIDATES if candidates <= size)
@@ -208,6 +219,7 @@ def _build(
         candidate_ids.data_ptr(), scores.data_ptr(), anchor.data_ptr(),
         0 if logsumexp is None else logsumexp.data_ptr(),
         0 if calibration is None else calibration.data_ptr(),
+        0 if prefix_lens is None else prefix_lens.data_ptr(),
         *(tensor.data_ptr() for tensor in out),
         int(candidate_ids.dtype == torch.int64), positions, predecessors, candidates,
         out[0].shape[1] - 1, max_depth,

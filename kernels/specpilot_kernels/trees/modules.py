@@ -15,7 +15,7 @@ BUILD_THREADS: Final = 256
 ACCEPT_THREADS: Final = 32
 
 _ARCHITECTURES: Final = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-_BUILD: Final = "PPPPPPPPPPPiiiiii"
+_BUILD: Final = "PPPPPPPPPPPPPiiiiii"
 
 
 @cache

@@ -23,16 +23,17 @@ def build(
     anchor: torch.Tensor,
     logsumexp: torch.Tensor | None,
     calibration: torch.Tensor | None,
+    prefix_lens: torch.Tensor | None,
     max_depth: int,
     *out: torch.Tensor,
 ) -> None:
-    """Build trees and tables; `out` is token, parent, depth, score, ancestors and tap."""
+    """Build trees and tables; `out` is the tensors of `DeviceTrees`."""
     if logsumexp is None:
         table = None if calibration is None else calibration.numpy()
         edge = edge_log_probs(scores.numpy(), table)
     else:
         edge = marginal_log_probs(scores.numpy(), logsumexp.numpy()[:, :, None])
-    token, parent, depth, score, ancestors, tap = (tensor.numpy() for tensor in out)
+    token, parent, depth, score, ancestors, tap, position = (tensor.numpy() for tensor in out)
     trees = best_first_batch(candidate_ids.numpy(), edge, token.shape[1] - 1, max_depth=max_depth)
     token[:] = anchor.numpy()[:, None]
     parent[:], depth[:], score[:] = _NO_PARENT, -1, -np.inf
@@ -43,6 +44,9 @@ def build(
         token[request, rows], parent[request, rows] = tree.token, tree.parent + 1
         with np.errstate(over="ignore"):  # a sum below float32's range is -inf there
             depth[request, rows], score[request, rows] = tree.depth, tree.score + 0.0  # not -0
+    position[:] = np.maximum(depth, 0)
+    if prefix_lens is not None:
+        position += prefix_lens.numpy()[:, None]
     _tables(parent, ancestors, tap)
 
 

@@ -19,19 +19,19 @@ THREADS = 64  # fewer than on a GPU: two warps meet every barrier, and a row is 
 _BUILD_DRIVER = """
 #include "gpu_emulator.h"
 KERNEL
-static void* pointer[11];
+static void* pointer[13];
 static int number[6];
 
 // 1: the kernel wrote beyond its shared memory.
 extern "C" int run(void** pointers, const int* numbers, int requests, int dynamic_bytes) {
-  std::copy(pointers, pointers + 11, pointer);
+  std::copy(pointers, pointers + 13, pointer);
   std::copy(numbers, numbers + 6, number);
   emulator::kernel = [] {
     build_trees(pointer[0], (const float*)pointer[1], (const i64*)pointer[2],
-                (const float*)pointer[3], (const double*)pointer[4], (i64*)pointer[5],
-                (int*)pointer[6], (int*)pointer[7], (float*)pointer[8], (u64*)pointer[9],
-                (int4*)pointer[10], number[0], number[1], number[2], number[3], number[4],
-                number[5]);
+                (const float*)pointer[3], (const double*)pointer[4], (const i64*)pointer[5],
+                (i64*)pointer[6], (int*)pointer[7], (int*)pointer[8], (float*)pointer[9],
+                (u64*)pointer[10], (int4*)pointer[11], (i64*)pointer[12], number[0], number[1],
+                number[2], number[3], number[4], number[5]);
   };
   for (int i = 0; i < requests; ++i) {
     emulator::run_cta(i, THREADS, dynamic_bytes);
@@ -81,6 +81,7 @@ class EmulatedTrees:
         max_depth: int | None = None,
         logsumexp: torch.Tensor | None = None,
         calibration: torch.Tensor | None = None,
+        prefix_lens: torch.Tensor | None = None,
     ) -> DeviceTrees:
         """Build into poisoned outputs."""
         batch, positions, predecessors, candidates = scores.shape
@@ -88,7 +89,7 @@ class EmulatedTrees:
         cap = positions if max_depth is None else min(max_depth, positions)
         out = poisoned(DeviceTrees.empty(batch, n_nodes, cap, torch.device("cpu")))
         status = self._builder(variant).run(
-            _pointers([candidate_ids, scores, anchor, logsumexp, calibration,
+            _pointers([candidate_ids, scores, anchor, logsumexp, calibration, prefix_lens,
                        *tensors_of(out).values()]),
             _numbers([candidate_ids.dtype == torch.int64, positions, predecessors, candidates,
                       n_nodes, cap]),

@@ -40,8 +40,9 @@ def test_trees_of_every_kind_of_lattice(emulated: EmulatedTrees, kind: str) -> N
     for seed, (shape, n_nodes) in enumerate(
         [((3, 15, 16, 16), 32), ((1, 15, 16, 16), 63), ((2, 7, 5, 5), 33), ((2, 4, 2, 2), 128)]
     ):
-        given = lattice(seed, kind, shape)
-        assert_same(emulated.build(*given, n_nodes), build_trees(*given, n_nodes))
+        given, prefix_lens = lattice(seed, kind, shape), torch.arange(shape[0]) << 33
+        found = emulated.build(*given, n_nodes, prefix_lens=prefix_lens)
+        assert_same(found, build_trees(*given, n_nodes, prefix_lens=prefix_lens))
 
 
 def test_every_number_of_candidates(emulated: EmulatedTrees) -> None:

@@ -46,7 +46,9 @@ def assert_rows(trees: DeviceTrees, request: int, tree: Tree, anchor: int) -> No
 @pytest.mark.parametrize("max_depth", [None, 2])
 def test_rows_are_the_builders_nodes(max_depth: int | None) -> None:
     ids, scores, anchor = lattice(0, "smooth", (B, L, K, K))
-    trees = build_trees(ids, scores, anchor, N, max_depth=max_depth)
+    prefix_lens = torch.tensor([9, 0, 1 << 40])
+    trees = build_trees(ids, scores, anchor, N, max_depth=max_depth, prefix_lens=prefix_lens)
+    assert torch.equal(trees.position, prefix_lens[:, None] + trees.depth.clamp_min(0))
     for request in range(B):
         edge = edge_log_probs(scores[request].numpy())
         tree = best_first(ids[request].numpy(), edge, N, max_depth=max_depth)

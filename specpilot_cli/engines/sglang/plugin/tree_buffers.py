@@ -19,13 +19,11 @@ from specpilot_kernels.trees.gpu import AcceptedPaths, DeviceTrees, build_trees
 class TreeBuffers:
     """For up to `batch` requests.
 
-    trees: [batch, rows] each. positions int64 [batch, rows]: of every row in its request. accepted:
-    see `Accepted`. enabled int32 [1]: 0 keeps a verify graph from accepting anything, because
-    something it does not know of chooses the tokens.
+    trees: [batch, rows] each. accepted: see `Accepted`. enabled int32 [1]: 0 keeps a verify graph
+    from accepting anything, because something it does not know of chooses the tokens.
     """
 
     trees: DeviceTrees
-    positions: torch.Tensor
     accepted: Accepted
     enabled: torch.Tensor
 
@@ -96,7 +94,6 @@ def make_buffers(settings: TreePlugin, batch: int, device: torch.device) -> Tree
             settings.nodes,
             max_depth=settings.depth,
         ),
-        positions=torch.zeros((batch, settings.rows), dtype=torch.int64, device=device),
         accepted=Accepted.allocate(batch, settings.depth + 1, device),
         enabled=torch.ones(1, dtype=torch.int32, device=device),
     )

@@ -37,7 +37,7 @@ class Commit:
         self._settings, self._buffers, self._recurrent = settings, buffers, recurrent
         full = getattr(pool, "full_kv_pool", pool)
         self._pools = KvPools.of([*full.k_buffer, *full.v_buffer])
-        on_gpu = buffers.positions.is_cuda
+        on_gpu = buffers.enabled.is_cuda
         self._stream = torch.cuda.Stream() if on_gpu and recurrent is not None else None
 
     def capture_hook(self, _runner: Any, output: Any, forward_batch: Any, _num_tokens: int) -> None:

@@ -38,10 +38,10 @@ class DflashTreeWorker(TreeSteps, dflash_worker_v2.DFlashWorkerV2):  # type: ign
         target = self._target_worker.model_runner.model
         self.draft_model.lm_head = unwrap_lora_layer(target.lm_head)
         self._masked = torch.full(
-            (len(self._buffers.positions), self.settings.block),
+            (len(self._positions), self.settings.block),
             int(self._mask_token_id),
             dtype=torch.int64,
-            device=self._buffers.positions.device,
+            device=self._positions.device,
         )
         lattice = selector_lattice(self.draft_model, self.settings)
         self._builder = TreeBuilder(lattice, self.settings, self._buffers)

@@ -57,7 +57,7 @@ class RecurrentLayers:
         _, value_heads, value_dim, key_dim = states[0].shape
         keys = (windows[0].shape[1] - value_heads * value_dim) // 2
         shape = GdnShape(keys // key_dim, value_heads, key_dim, value_dim)
-        batch, device = buffers.positions.shape[0], states[0].device
+        batch, device = len(buffers.trees.token), states[0].device
         records = [ReplayRecord.allocate(shape, batch, settings.rows, device) for _ in ids]
         self._first = ids[0]
         self._layers = dict(zip(ids, zip(records, states, windows, strict=True), strict=True))

@@ -152,7 +152,7 @@ class TreeSteps:
         rows, count = self.settings.rows, window.batch
         asked = DFlashVerifyInput(
             draft_token=self._buffers.trees.token[:count].reshape(-1),
-            positions=self._buffers.positions[:count].reshape(-1),
+            positions=self._buffers.trees.position[:count].reshape(-1),
             draft_token_num=rows,
             custom_mask=None,
             capture_hidden_mode=CaptureHiddenMode.FULL,
@@ -200,7 +200,7 @@ class TreeSteps:
             if mask is not None:
                 mask.apply(logits)
         chosen = choose_tokens(
-            logits, batch.sampling_info, self._buffers.positions[:count].reshape(-1), rows
+            logits, batch.sampling_info, self._buffers.trees.position[:count].reshape(-1), rows
         )
         slots = window.plan.write_ids(self.model_runner.kv_index_translator)
         return self._commit.accept(
@@ -259,7 +259,7 @@ class TreeSteps:
         raise NotImplementedError
 
     def _draft(self, batch: Any, window: Window) -> None:
-        """Run the drafter and leave the trees and their positions in the buffers."""
+        """Run the drafter and leave the trees in the buffers."""
         raise NotImplementedError
 
     def _keep_context(self, window: Window, hidden: torch.Tensor, counts: torch.Tensor) -> None:
