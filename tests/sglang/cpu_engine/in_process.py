@@ -142,19 +142,23 @@ def drive(scheduler: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
         scheduler.last_batch = batch
         for rid, req in list(live.items()):
             if req.finished():
-                reason = req.finished_reason.to_json()
-                found[rid] = {
-                    "output_ids": list(req.output_ids)[: req.finished_len],
-                    "accepted": req.__dict__.get("test_accepted", []),
-                    "cached": req.cached_tokens,
-                    "finish": reason["type"],
-                    "retractions": req.retraction_count,
-                }
+                found[rid] = answer_of(req)
                 del live[rid]
         step += 1
         if step > 20_000:
             raise RuntimeError(f"not done: {sorted(live)}")
     return found
+
+
+def answer_of(req: Any) -> dict[str, Any]:
+    """What a finished request got."""
+    return {
+        "output_ids": list(req.output_ids)[: req.finished_len],
+        "accepted": req.__dict__.get("test_accepted", []),
+        "cached": req.cached_tokens,
+        "finish": req.finished_reason.to_json()["type"],
+        "retractions": req.retraction_count,
+    }
 
 
 def begins(wanted: dict[str, Any], step: int, found: dict[str, Any]) -> bool:
