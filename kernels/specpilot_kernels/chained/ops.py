@@ -126,8 +126,8 @@ def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     vectors = cols // VECTOR
     with torch.cuda.device(x.device):
         launcher = _act_launcher(x.device.index, activation)
-        blocks = -(-rows * vectors // ACT_THREADS)
-        launcher((blocks, 1, 1), x.data_ptr(), out.data_ptr(), rows, vectors, x.stride(0))
+        pieces = -(-vectors // ACT_THREADS)
+        launcher((rows, pieces, 1), x.data_ptr(), out.data_ptr(), vectors, x.stride(0))
     return out
 
 
