@@ -18,7 +18,7 @@ __device__ __forceinline__ float activated(float x) {
 
 // x [rows, 2 * cols], out [rows, cols], BF16; vectors = cols / VECTOR, x_stride in elements.
 // A grid of rows by pieces of a row: no thread divides.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     act_and_mul(const Vector* x, Vector* out, int vectors, i64 x_stride) {
   let_next_kernel_start();
   const i64 row = blockIdx.x;

@@ -20,7 +20,7 @@ __device__ __forceinline__ float gated(float value, float z) {
 }
 
 // x, z, out [rows, COLS], weight [COLS], all BF16; strides of rows in elements, multiples of 8.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     gated_rms_norm(const char* x, const char* z, char* out, const Part* weight, int rows,
                    i64 x_stride, i64 z_stride, float eps) {
   let_next_kernel_start();
