@@ -178,11 +178,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=9000, help="the first server is 1100 above")
     parser.add_argument("--setup", type=Path, help="a JSON object that goes into the result")
     parser.add_argument("--site", type=Path, help="write the package metadata there, and stop")
-    parser.add_argument(
-        "--chained",
-        action="store_true",
-        help="W12 servers but `w12-card` with `chained` in the plugin's file",
-    )
     parser.add_argument("--cpu", type=Path, nargs=2, metavar=("TARGET", "DRAFTER"),
                         help="rehearse on the CPU: every model is this one")  # fmt: skip
     args = parser.parse_args()
@@ -209,8 +204,7 @@ def main() -> int:
     common = phases.CPU_ARGS if args.cpu else phases.GPU_ARGS
     fleet = Fleet(args.work / "servers", common, first_port=args.port)
     bench = Bench(
-        fleet, book, folders, args.work, REPOSITORY, cpu=bool(args.cpu), short=bool(args.cpu),
-        chained=args.chained,
+        fleet, book, folders, args.work, REPOSITORY, cpu=bool(args.cpu), short=bool(args.cpu)
     )  # fmt: skip
     try:
         run_phases(bench, chosen_phases(bench, args.phases))

@@ -4,9 +4,9 @@
     h, residual = ops.add_rms_norm(h, residual, weight, 1e-6)
     y = ops.act_and_mul(gate_up, "silu")
 
-On a GPU they let the kernel behind them start at once and wait for the one ahead of them, so a
-kernel behind that reads what the one ahead of *them* wrote must execute `griddepcontrol.wait`
-first, as every kernel does that is launched in that way. Kernels launched plainly always wait.
+On a GPU they wait for the kernel ahead of them, then let the one behind start: it must execute
+`griddepcontrol.wait` before it reads their output, as every kernel does that is launched in that
+way. Kernels launched plainly always wait.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from specpilot_kernels import build, launch
 from specpilot_kernels.chained import reference
 from specpilot_kernels.chained.modules import (
     ACT_AND_MUL,
-    FEW_ROWS,
+    ACT_THREADS,
     GATED_COLS,
     GATED_NORM,
+    GATED_THREADS,
     NORM,
-    NORM_KEPT,
-    NORM_MOST_VECTORS,
-    NORM_OF_FEW_ROWS,
+    NORM_ROUNDS,
     NORM_THREADS,
-    THREADS,
     VECTOR,
     Activation,
     Gate,
@@ -40,7 +38,7 @@ from specpilot_kernels.w12.workspace import refuse_in_capture
 _WARP: Final = 32
 _FIRST_DEPENDENT: Final = (9, 0)
 
-MAX_COLS: Final = VECTOR * NORM_MOST_VECTORS
+MAX_COLS: Final = VECTOR * NORM_THREADS * NORM_ROUNDS
 """The longest row of the norm."""
 
 
@@ -103,7 +101,7 @@ def gated_rms_norm(
         return reference.gated_rms_norm(x, z, weight, eps, gate)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     with torch.cuda.device(x.device):
-        blocks = -(-x.shape[0] * _WARP // THREADS)
+        blocks = -(-x.shape[0] * _WARP // GATED_THREADS)
         _gated_launcher(x.device.index, gate)(
             (blocks, 1, 1), x.data_ptr(), z.data_ptr(), out.data_ptr(), weight.data_ptr(),
             x.shape[0], x.stride(0), z.stride(0), eps,
@@ -128,7 +126,7 @@ def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     vectors = cols // VECTOR
     with torch.cuda.device(x.device):
         launcher = _act_launcher(x.device.index, activation)
-        pieces = -(-vectors // THREADS)
+        pieces = -(-vectors // ACT_THREADS)
         launcher((rows, pieces, 1), x.data_ptr(), out.data_ptr(), vectors, x.stride(0))
     return out
 
@@ -183,8 +181,8 @@ def warm(device: int | torch.device | None = None) -> None:
         index = torch.cuda.current_device()
     build.build_all(all_modules(), launch.capability(index))
     with torch.cuda.device(index):
-        for kept in (True, False):
-            _norm_launcher(index, kept)
+        for threads in range(_WARP, NORM_THREADS + 1, _WARP):
+            _norm_launcher(index, threads)
         for activation in ACT_AND_MUL:
             _act_launcher(index, activation)
         for gate in GATED_NORM:
@@ -209,9 +207,10 @@ def _launch_norm(
     eps: float, weight_bias: float,
 ) -> None:  # fmt: skip
     rows, cols = x.shape
-    kept = rows <= FEW_ROWS and cols <= VECTOR * NORM_THREADS * NORM_KEPT
+    # As many threads as vectors, as FlashInfer has: the order of the sum depends on it.
+    threads = min(NORM_THREADS, -(-cols // VECTOR // _WARP) * _WARP)
     with torch.cuda.device(x.device):
-        _norm_launcher(x.device.index, kept)(
+        _norm_launcher(x.device.index, threads)(
             (rows, 1, 1), x.data_ptr(), out.data_ptr(), weight.data_ptr(),
             0 if residual is None else residual.data_ptr(), cols, x.stride(0), out.stride(0),
             0 if residual is None else residual.stride(0), eps, weight_bias,
@@ -219,20 +218,18 @@ def _launch_norm(
 
 
 @cache
-def _norm_launcher(device: int, kept: bool) -> launch.Launcher:
-    if kept:
-        return _launcher(NORM_OF_FEW_ROWS, "rms_norm", NORM_THREADS, device)
-    return _launcher(NORM, "rms_norm", THREADS, device)
+def _norm_launcher(device: int, threads: int) -> launch.Launcher:
+    return _launcher(NORM, "rms_norm", threads, device)
 
 
 @cache
 def _act_launcher(device: int, activation: Activation) -> launch.Launcher:
-    return _launcher(ACT_AND_MUL[activation], "act_and_mul", THREADS, device)
+    return _launcher(ACT_AND_MUL[activation], "act_and_mul", ACT_THREADS, device)
 
 
 @cache
 def _gated_launcher(device: int, gate: Gate) -> launch.Launcher:
-    return _launcher(GATED_NORM[gate], "gated_rms_norm", THREADS, device)
+    return _launcher(GATED_NORM[gate], "gated_rms_norm", GATED_THREADS, device)
 
 
 def _launcher(module: KernelModule, entry: str, threads: int, device: int) -> launch.Launcher:

@@ -84,7 +84,7 @@ _SM90_SHARED_BYTES: Final = 112 * 1024
 """Two CTAs share the 228 KB of an SM; each needs 1 KB besides, and 1 KB for static variables."""
 _SM90_REGISTERS: Final = 96
 _SM90_READ_AHEAD_ROWS: Final = 16
-_SM90_SLOTS: Final = {32: 120, 48: 96, 64: 44}  # room for a small block, see `chained`
+_SM90_SLOTS: Final = {48: 96, 64: 48}
 
 
 def gemm_sm90_slots(rows: int) -> int:

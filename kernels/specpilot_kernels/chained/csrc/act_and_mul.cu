@@ -18,14 +18,13 @@ __device__ __forceinline__ float activated(float x) {
 
 // x [rows, 2 * cols], out [rows, cols], BF16; vectors = cols / VECTOR, x_stride in elements.
 // A grid of rows by pieces of a row: no thread divides.
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     act_and_mul(const Vector* x, Vector* out, int vectors, i64 x_stride) {
-  let_next_kernel_start();
   const i64 row = blockIdx.x;
   const int vector = int(blockIdx.y) * THREADS + threadIdx.x;
   if (vector >= vectors) return;
   const Vector* gate = x + row * (x_stride / VECTOR) + vector;
-  wait_for_previous_kernel();
+  wait_then_let_next_start();
   const Vector gates = gate[0];
   const Vector ups = gate[vectors];
   Vector made;
