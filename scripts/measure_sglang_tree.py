@@ -12,8 +12,8 @@ No checkpoint is needed, and servers are started and timed as by `measure_sglang
                lattices recorded by SGLang itself; paired-bench against stock's chain, and with
                `--trees all` of conditional against marginal trees
     step       27B shape with random weights, one request: a step with 32 nodes on a block of 16
-               against stock's chain of 8, target in W12 with chained kernels, in BF16 and in W12;
-               traces of both, how much of a step no kernel runs, and what choosing candidates takes
+               against stock's chain of 8, target in W12 and in BF16; traces of both, how much of a
+               step no kernel runs, and what choosing candidates takes
 """
 
 from __future__ import annotations
