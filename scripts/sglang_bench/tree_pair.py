@@ -68,7 +68,7 @@ def pair_phase(bench: Bench, labels: Sequence[str]) -> Phase:
     stock = (spec(_PLAIN), spec(_CHAIN, *chain), spec(_SCORER, "--enable-fp32-lm-head"))
     blocks = sorted({tree.block for tree in trees.values()})
     groups = (stock, (*served, caching), tuple(map(dense, blocks)))
-    return Phase("pair", groups, partial(_judge, trees=trees), 200)
+    return Phase("pair", groups, partial(_judge, trees=trees), 300)
 
 
 def _judge(bench: Bench, facts: Servers, *, trees: dict[str, TreePlugin]) -> None:
