@@ -8,7 +8,9 @@ transformers; for W12 every `torch.nn.Linear`, the head too, becomes a `W12Linea
 weight. One graph holds a whole decode step: forward pass, greedy choice, next position. Both models
 decode the same prompt in turns, in swapped order; a time is that of replaying the step's graph,
 taken with CUDA events. First their logits for the prompt are compared: they may differ by the
-rounding of the products alone. Verdict "accept" from a ratio of 1.10 on.
+rounding of the products, which is about as far as the BF16 model is from itself when it reads the
+prompt in pieces, since cuBLAS adds up in another order then. Verdict "accept" from a ratio of 1.10
+on.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ from specpilot_cli.report.json_out import build_envelope, render_json
 from specpilot_kernels.w12.linear import W12Linear, warm
 
 BAR_RATIO = 1.10
-ROUNDING = 0.03
-"""Largest relative distance of two rows of logits, in the 2-norm, that BF16 sums may cause."""
-STD, PROMPT = 0.02, 128
+ROUNDING_RATIO = 1.5
+"""How much farther W12's logits may be from BF16's than those are from themselves."""
+STD, PROMPT, PIECE = 0.02, 128, 8
 
 
 def make_model(layers: int, device: str) -> LlamaForCausalLM:
@@ -82,13 +84,19 @@ class Decoder:
         self.logits = self.start()
         self._replay = self._capture() if prompt.is_cuda else self._step
 
-    def start(self) -> torch.Tensor:
-        """Prefill, choose the first token; return the last prompt row's logits [vocabulary]."""
+    def start(self, piece: int = PROMPT) -> torch.Tensor:
+        """Prefill, choose the first token; return the last prompt row's logits [vocabulary].
+
+        piece: tokens of the prompt that are read at once.
+        """
         for layer in self.cache.layers:
             if layer.is_initialized:
                 layer.cumulative_length.zero_()
         rows = torch.arange(self.prompt.shape[1], device=self.prompt.device)
-        logits = self._forward(self.prompt, rows[None])[0, -1]
+        for ids, places in zip(
+            self.prompt.split(piece, 1), rows[None].split(piece, 1), strict=True
+        ):
+            logits = self._forward(ids, places)[0, -1]
         self.token.copy_(logits.argmax())
         self.position.fill_(self.prompt.shape[1])
         return logits.float()
@@ -142,10 +150,20 @@ def timed_ms(decoder: Decoder, tokens: int) -> float:
 
 
 def distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Relative distance in the 2-norm; SystemExit if it is more than rounding."""
-    found = float((left - right).norm() / left.norm())
-    if not found <= ROUNDING:
-        raise SystemExit(f"the logits are {found:.3g} apart: not a rounding of the same weights")
+    """Relative distance in the 2-norm."""
+    return float((left - right).norm() / left.norm())
+
+
+def distances(bf16: Decoder, w12: Decoder) -> dict[str, float]:
+    """How far W12's logits are from BF16's, and those from themselves; SystemExit if too far."""
+    found = {
+        "w12": distance(bf16.logits, w12.logits),
+        "bf16_in_pieces": distance(bf16.logits, bf16.start(PIECE)),
+    }
+    if not found["w12"] <= ROUNDING_RATIO * found["bf16_in_pieces"]:
+        raise SystemExit(
+            f"the logits are too far apart for a rounding of the same weights: {found}"
+        )
     return found
 
 
@@ -161,7 +179,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     decoders = {
         name: Decoder(m, prompt, args.tokens) for name, m in (("bf16", model), ("w12", twin))
     }
-    apart = distance(decoders["bf16"].logits, decoders["w12"].logits)
+    apart = distances(decoders["bf16"], decoders["w12"])
     for decoder in decoders.values():
         timed_ms(decoder, args.tokens)
     blocks: dict[str, list[float]] = {name: [] for name in decoders}
@@ -174,7 +192,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "prompt_tokens": PROMPT,
         "tokens": args.tokens,
         "linears": {"w12": encoded, "bf16": kept},
-        "logits_relative_distance": apart,
+        "logits_relative_distances": apart,
         "ms_per_token": {name: asdict(Spread.of(values)) for name, values in blocks.items()},
         "bf16_over_w12": asdict(PairedRatio.of(blocks["bf16"], blocks["w12"])),
         "bar_ratio": BAR_RATIO,
@@ -197,7 +215,7 @@ def main() -> int:
     envelope = build_envelope("scripts/measure_transformers_w12.py", results, verdict=verdict)
     atomic_write_text(args.output, render_json(envelope), force=True)
     print({name: s["median"] for name, s in results["ms_per_token"].items()},
-          results["bf16_over_w12"], results["logits_relative_distance"], verdict)  # fmt: skip
+          results["bf16_over_w12"], results["logits_relative_distances"], verdict)  # fmt: skip
     return int(verdict != "accept")
 
 

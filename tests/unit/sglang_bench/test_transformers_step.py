@@ -39,13 +39,34 @@ def test_steps_give_what_generate_gives(model: LlamaForCausalLM) -> None:
         assert found == expected
 
 
+def test_a_prompt_in_pieces_gives_the_same_logits(model: LlamaForCausalLM) -> None:
+    prompt = torch.randint(3, 300, (1, 17), generator=torch.Generator().manual_seed(2))
+    decoder = script.Decoder(model, prompt, 4)
+    assert 0 < script.distance(decoder.logits, decoder.start(5)) < 1e-5
+
+
+class Fixed:
+    """A decoder with given logits, whole and in pieces."""
+
+    def __init__(self, whole: torch.Tensor, pieces: torch.Tensor) -> None:
+        self.logits, self.pieces = whole, pieces
+
+    def start(self, piece: int) -> torch.Tensor:
+        assert piece == script.PIECE
+        return self.pieces
+
+
 def test_logits_that_are_no_rounding_end_the_run() -> None:
     logits = torch.linspace(-1, 1, 100)
-    assert script.distance(logits, logits * 1.001) == pytest.approx(1e-3, rel=0.01)
-    with pytest.raises(SystemExit, match="not a rounding"):
-        script.distance(logits, logits.flip(0))
-    with pytest.raises(SystemExit, match="not a rounding"):
-        script.distance(logits, logits * float("nan"))
+    bf16 = Fixed(logits, logits * 1.001)
+    for factor, good in ((1.0014, True), (1.0016, False), (float("nan"), False)):
+        w12 = Fixed(logits * factor, logits)
+        if good:
+            found = script.distances(bf16, w12)
+            assert found == pytest.approx({"w12": 1.4e-3, "bf16_in_pieces": 1e-3}, rel=0.01)
+            continue
+        with pytest.raises(SystemExit, match="too far apart"):
+            script.distances(bf16, w12)
 
 
 def test_every_linear_becomes_a_w12_layer_or_stays_as_it_was(
