@@ -20,7 +20,12 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 
 from specpilot_cli.engines.sglang.plugin.recorder_steps import device_of, largest_batch
 from specpilot_cli.engines.sglang.plugin.tree_attention import TreeAttention, full_backend
-from specpilot_cli.engines.sglang.plugin.tree_buffers import TreeBuffers, first, make_buffers
+from specpilot_cli.engines.sglang.plugin.tree_buffers import (
+    Outcome,
+    TreeBuffers,
+    first,
+    make_buffers,
+)
 from specpilot_cli.engines.sglang.plugin.tree_commit import Commit
 from specpilot_cli.engines.sglang.plugin.tree_facts import FACTS, REFERENCE
 from specpilot_cli.engines.sglang.plugin.tree_input import tree_draft_input
@@ -108,7 +113,7 @@ class TreeSteps:
             if on_publish is not None:
                 on_publish(outcome.length)
             if batch.return_logprob:
-                self._logprobs(batch, logits, found.place.clone(), outcome.committed)
+                self._logprobs(batch, logits, found.place, outcome)
             rows = logits.hidden_states[found.place.view(-1)]
             self._keep_context(window, rows, outcome.n_committed)
         logits.hidden_states = None  # large, and the scheduler would copy it
@@ -224,14 +229,13 @@ class TreeSteps:
         links = [torch.where(link < rows, link, -1) for link in (child, sibling)]
         return GrammarTree.from_device(*links, trees.token)
 
-    def _logprobs(
-        self, batch: Any, logits: Any, places: torch.Tensor, tokens: torch.Tensor
-    ) -> None:
+    def _logprobs(self, batch: Any, logits: Any, places: torch.Tensor, outcome: Outcome) -> None:
         """Log-probabilities of the committed tokens [B, D], each after its row of the path."""
+        tokens, nobodys = outcome.committed, len(places) * self.settings.rows
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        used = torch.where(steps < outcome.n_committed[:, None], places, nobodys)
         # SGLang gathers what follows a row from the row's place
-        follows = tokens.new_zeros(len(places) * self.settings.rows)
-        for place in reversed(range(tokens.shape[1])):  # the root's own comes last and stays
-            follows[places[:, place]] = tokens[:, place]
+        follows = tokens.new_zeros(nobodys + 1).scatter_(0, used.view(-1), tokens.view(-1))
         compute_spec_logprobs(batch, logits, follows, accept_index=places)
 
     def _build_in_graph(self, runner: Any) -> None:
