@@ -11,7 +11,7 @@ A request with "follows": rid in place of "at" begins when that one is done, and
 one's prompt and the first "keeps" tokens of its output before the request's own.
 
 One JSON line per job goes to standard output: {"name", "state", "requests": {rid: {"output_ids",
-"accepted": [committed tokens of each of its steps], "cached", "finish"}}, "error"}.
+"accepted": [committed tokens of each of its steps], "cached", "finish", "logprobs"}}, "error"}.
 """
 
 from __future__ import annotations
@@ -158,6 +158,9 @@ def answer_of(req: Any) -> dict[str, Any]:
         "cached": req.cached_tokens,
         "finish": req.finished_reason.to_json()["type"],
         "retractions": req.retraction_count,
+        "logprobs": [float(value) for value in req.logprob.output_token_logprobs_val or ()]
+        if req.return_logprob
+        else [],
     }
 
 
@@ -184,7 +187,7 @@ def tokenized(scheduler: Any, wanted: dict[str, Any]) -> Any:
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    own = {"rid", "input_ids", "at", "abort_at", "follows", "keeps"}
+    own = {"rid", "input_ids", "at", "abort_at", "follows", "keeps", "logprobs"}
     params = SamplingParams(**{"temperature": 0, **{
         key: value for key, value in wanted.items() if key not in own
     }})  # fmt: skip
@@ -198,7 +201,7 @@ def tokenized(scheduler: Any, wanted: dict[str, Any]) -> Any:
         mm_inputs=None,
         token_type_ids=None,
         sampling_params=params,
-        return_logprob=False,
+        return_logprob=wanted.get("logprobs", False),
         logprob_start_len=-1,
         top_logprobs_num=0,
         token_ids_logprob=None,
