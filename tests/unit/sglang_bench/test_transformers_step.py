@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import measure_transformers_w12 as script
 import pytest
 import torch
@@ -39,34 +41,23 @@ def test_steps_give_what_generate_gives(model: LlamaForCausalLM) -> None:
         assert found == expected
 
 
-def test_a_prompt_in_pieces_gives_the_same_logits(model: LlamaForCausalLM) -> None:
+def test_logits_are_judged_by_those_in_float32(model: LlamaForCausalLM) -> None:
     prompt = torch.randint(3, 300, (1, 17), generator=torch.Generator().manual_seed(2))
-    decoder = script.Decoder(model, prompt, 4)
-    assert 0 < script.distance(decoder.logits, decoder.start(5)) < 1e-5
+    exact = script.Decoder(model, prompt, 4)
+    rounded = script.Decoder(copy.deepcopy(model).bfloat16(), prompt, 4)
+    found = script.errors(model, {"bf16": rounded, "w12": exact})
+    assert 1e-3 < found["bf16"] < 0.2
+    assert found["w12"] < 1e-5
+    exact.logits = exact.logits.flip(0)
+    assert script.errors(model, {"bf16": rounded, "w12": exact})["w12"] > 0.5
 
 
-class Fixed:
-    """A decoder with given logits, whole and in pieces."""
-
-    def __init__(self, whole: torch.Tensor, pieces: torch.Tensor) -> None:
-        self.logits, self.pieces = whole, pieces
-
-    def start(self, piece: int) -> torch.Tensor:
-        assert piece == script.PIECE
-        return self.pieces
-
-
-def test_logits_that_are_no_rounding_end_the_run() -> None:
-    logits = torch.linspace(-1, 1, 100)
-    bf16 = Fixed(logits, logits * 1.001)
-    for factor, good in ((1.0014, True), (1.0016, False), (float("nan"), False)):
-        w12 = Fixed(logits * factor, logits)
-        if good:
-            found = script.distances(bf16, w12)
-            assert found == pytest.approx({"w12": 1.4e-3, "bf16_in_pieces": 1e-3}, rel=0.01)
-            continue
-        with pytest.raises(SystemExit, match="too far apart"):
-            script.distances(bf16, w12)
+@pytest.mark.parametrize(("ratio", "w12", "verdict"), [
+    (1.10, 0.05, "accept"), (1.09, 0.05, "reject"), (1.30, 0.051, "reject"),
+    (1.30, float("nan"), "reject"),
+])  # fmt: skip
+def test_both_speed_and_logits_decide(ratio: float, w12: float, verdict: str) -> None:
+    assert script.verdict_of(ratio, {"bf16": 0.04, "w12": w12}) == verdict
 
 
 def test_every_linear_becomes_a_w12_layer_or_stays_as_it_was(
