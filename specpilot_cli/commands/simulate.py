@@ -266,20 +266,22 @@ def plateaus(
 
 def _print_plateaus(found: tuple[Plateau, ...]) -> None:
     from specpilot_cli.report.tables import Column, print_line, print_table
+    from specpilot_cli.simulate.plateaus import worth_trying
     from specpilot_cli.units import format_seconds
 
-    head = [Column(title, "right") for title in ("from rows", "to rows", "time", "next measured")]
+    titles = ("from rows", "to rows", "time", "next measured", "no slower with")
     print_table(
-        head,
+        [Column(title, "right") for title in titles],
         [
             (
                 str(item.first_rows),
                 str(item.last_rows),
                 format_seconds(item.seconds),
                 "–" if item.next_rows is None else str(item.next_rows),
+                "–" if item.dominated_by is None else f"{item.dominated_by} rows",
             )
             for item in found
         ],
     )
-    budgets = ", ".join(str(item.last_rows) for item in found)
+    budgets = ", ".join(str(rows) for rows in worth_trying(found))
     print_line(f"budgets worth trying, in rows: {budgets}")
