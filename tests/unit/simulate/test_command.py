@@ -119,7 +119,7 @@ def test_plateaus_of_a_list_and_of_doctors_answer(
     plain.write_text(json.dumps(faster))
     assert main(["simulate", "plateaus", str(plain)]) == 0
     out = capsys.readouterr().out
-    assert "16\t64\t2.000 ms\t96\t128 rows" in out
+    assert "16\t64\t2.00 ms\t96\t128 rows" in out
     assert "budgets worth trying, in rows: 128\n" in out
 
 
