@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
+from specpilot_cli.commands.simulate_measure import measure
 
 if TYPE_CHECKING:
     from specpilot_cli.simulate.batch import BatchResult
@@ -29,6 +30,8 @@ app = typer.Typer(
         specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl --nodes 32
 
         specpilot simulate plateaus measured.json
+
+        specpilot simulate measure --url http://localhost:30000 -o batch-times.json
     """,
 )
 
@@ -262,6 +265,9 @@ def plateaus(
     options.finish(
         envelope, as_json=as_json, output=output, force=force, text=lambda: _print_plateaus(found)
     )
+
+
+app.command()(measure)
 
 
 def _print_plateaus(found: tuple[Plateau, ...]) -> None:
