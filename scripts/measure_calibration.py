@@ -57,7 +57,7 @@ def main() -> None:
     unseen = []
     for block in UNSEEN_BLOCKS:
         unseen.append(measured(record_dense(engine, prompts, block).recording))
-        sys.stderr.write(f"block {block}: {unseen[-1]['rows']}\n")
+        sys.stderr.write(f"block {block}: {unseen[-1]['prediction_error_ratio']}\n")
     committed = [
         measured(read_lattice(PAIR / "recordings" / f"block-{block}.safetensors"))
         for block in COMMITTED_BLOCKS

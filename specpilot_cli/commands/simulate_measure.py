@@ -95,9 +95,7 @@ def measure(
     device = None if gpu is None else _gpu(gpu)
     with ConsoleReporter(quiet) as reporter:
         servers = [
-            measure_server(
-                one, plan, seed=seed + index, timeout_s=timeout, reporter=reporter
-            )
+            measure_server(one, plan, seed=seed + index, timeout_s=timeout, reporter=reporter)
             for index, one in enumerate(url)
         ]
     times, error = batch_times(
@@ -177,4 +175,4 @@ def _print(steps: list[StepSample], times: BatchStepTimes, error: float) -> None
     )
     for note in times.notes:
         print_line(f"note: {note}")
-    print_line(f"the fitted components differ from these steps by {format_percent(error)} on average")
+    print_line(f"the fitted components are off by {format_percent(error)} on average")

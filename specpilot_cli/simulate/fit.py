@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ def fit_components(samples: Sequence[StepSample]) -> tuple[tuple[CostCurve, ...]
         for name in ("rows", "requests", "draft_rows", "context_tokens", "step_s")
     )
     knots = _knots(rows)
-    hats = [np.clip(rows - low, 0, high - low) for low, high in zip(knots, knots[1:], strict=False)]
+    hats = [np.clip(rows - low, 0, high - low) for low, high in pairwise(knots)]
     columns = [np.ones_like(rows), *hats, context, requests, np.sign(drafts), drafts]
     matrix = np.stack(columns, axis=1)
     weights, _ = nnls(matrix / measured[:, None], np.ones(len(measured)))

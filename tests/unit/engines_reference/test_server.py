@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,9 +15,7 @@ import pytest
 
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
-from specpilot_cli.engines.process import bind_port
 from specpilot_cli.engines.reference.faults import LogitFault
-from specpilot_cli.engines.reference.server import ReferenceServer, ServerOptions
 
 PROMPT = list(range(3, 20))
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}

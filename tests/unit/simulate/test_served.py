@@ -51,7 +51,10 @@ def test_only_the_stretch_in_which_all_decode_counts() -> None:
 
 
 def test_requests_that_take_turns_are_no_measurement() -> None:
-    stamps = {"a": [0.01 * step for step in range(30)], "b": [1 + 0.01 * step for step in range(30)]}
+    stamps = {
+        "a": [0.01 * step for step in range(30)],
+        "b": [1 + 0.01 * step for step in range(30)],
+    }
     with pytest.raises(MeasurementInvalid, match="decoded together for 0"):
         shared_window([answer("a", 30, None), answer("b", 30, None)], stamps)
 
