@@ -85,15 +85,11 @@ def projected_because(tokens: Deployment, times: Deployment, *, what: str) -> tu
     return tuple(found)
 
 
-def block_note(
-    tokens: Deployment, times: Deployment, *, what: str, consequence: str
-) -> str | None:
+def block_note(tokens: Deployment, times: Deployment, *, what: str, consequence: str) -> str | None:
     """What to say where drafting was timed at another block than the one recorded; else None.
 
     An EAGLE drafter has no block: what its recordings call one is the depth of its trees.
     """
     if tokens.kind == "eagle" or not times.blocks or times.blocks == tokens.blocks:
         return None
-    return (
-        f"the lattices are of {tokens.block_text}, {what} of {times.block_text}: {consequence}"
-    )
+    return f"the lattices are of {tokens.block_text}, {what} of {times.block_text}: {consequence}"

@@ -82,7 +82,7 @@ def test_weights_that_nobody_named_count_as_other_ones(ask: Callable[..., Ceilin
 def test_lattices_of_a_longer_block_leave_the_profiles_own_tokens_and_step(
     ask: Callable[..., CeilingAnswer],
 ) -> None:
-    """Its chain, cut from the longer drafts, would be another chain: τ 4 and 12 ms were measured."""
+    """A chain cut from longer drafts is another chain: τ 4 and 12 ms were measured."""
     longer = replace(TAUS, recorded=replace(OWN, blocks=(16,)))
     answer = ask(longer)
     assert answer.now is not None

@@ -79,9 +79,7 @@ def test_a_fit_that_predicts_better_is_not_warned_of(long_recording: LatticeReco
     heard = Heard()
     found = calibrate(long_recording, nodes=[8, 32], reporter=heard)
     rows = zip(found.before.rows, found.after.rows, strict=True)
-    errors = [
-        [abs((row.expected_tau or 0.0) / row.tau.value - 1) for row in pair] for pair in rows
-    ]
+    errors = [[abs((row.expected_tau or 0.0) / row.tau.value - 1) for row in pair] for pair in rows]
     assert (found.error_before, found.error_after) == pytest.approx(np.mean(errors, axis=0))
     assert found.error_after < found.error_before
     assert found.shared_benchmarks
