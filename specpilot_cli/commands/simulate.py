@@ -11,6 +11,7 @@ from specpilot_cli.commands import options
 from specpilot_cli.commands.simulate_measure import measure
 
 if TYPE_CHECKING:
+    from specpilot_cli.schema.batch_times import BatchStepTimes
     from specpilot_cli.simulate.batch import BatchResult
     from specpilot_cli.simulate.plateaus import Plateau
     from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
@@ -115,7 +116,7 @@ def batch(
     )
     options.finish(
         envelope, as_json=as_json, output=output, force=force,
-        text=lambda: _print_batches(found, times.source),
+        text=lambda: _print_batches(found, times),
         writers={".html": lambda: render_batch_page(found, times, envelope)},
     )  # fmt: skip
 
@@ -132,7 +133,7 @@ def _counts(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _print_batches(found: list[BatchResult], source: str) -> None:
+def _print_batches(found: list[BatchResult], times: BatchStepTimes) -> None:
     from specpilot_cli.report.simulate_page import (
         BATCH_COLUMNS,
         batch_finding,
@@ -142,8 +143,8 @@ def _print_batches(found: list[BatchResult], source: str) -> None:
     from specpilot_cli.report.tables import Column, print_line, print_table
 
     head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
-    print_table(head, batch_rows(found), title=f"simulated; step times: {source}")
-    for note in batch_notes(found):
+    print_table(head, batch_rows(found), title=f"simulated; step times: {times.source}")
+    for note in batch_notes(found, times):
         print_line(f"note: {note}")
     print_line(batch_finding(found))
 
