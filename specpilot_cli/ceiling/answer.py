@@ -99,7 +99,6 @@ def answer_ceiling(
     tokens = _token_counts(profile, replayed, speedups, tau=tau, tau_best=tau_best)
     if oracle:
         tokens = _with_oracle(tokens, replayed)
-
     with_peaks = partial(
         measure_ceiling, profile, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specpilot_cli.schema.batch_times import BatchStepTimes
     from specpilot_cli.schema.step_profile import DeviceInfo
     from specpilot_cli.simulate.fit import StepSample
+    from specpilot_cli.simulate.served import ServedPlan, ServedTimes
 
 UrlOption = Annotated[
     list[str],
@@ -80,43 +81,56 @@ def measure(
 
         specpilot simulate measure --url http://localhost:30000 --concurrency 1,8,32,64 --json
     """
+    from specpilot_cli.io.json_file import write_json
     from specpilot_cli.report.json_out import build_envelope
-    from specpilot_cli.simulate.served import ServedPlan, batch_times, measure_server
-    from specpilot_cli.ui import ConsoleReporter
+    from specpilot_cli.simulate.served import batch_times
 
     options.check_new_file(output, ".json", where="-o", force=force)
-    plan = ServedPlan(
+    plan = _plan(concurrency, prompt_tokens, prefill_tokens, new_tokens, rounds)
+    device = None if gpu is None else _gpu(gpu)
+    servers = _servers(url, plan, seed, timeout, quiet=quiet)
+    times, error = batch_times(
+        servers,
+        name=_name(output),
+        device=device or _said(servers[0].facts),
+        source=f"specpilot simulate measure, {rounds} rounds at {concurrency} requests in flight, "
+        f"prompts of {prompt_tokens} tokens: medians, as a client sees them",
+    )
+    if output is not None:
+        write_json(output, times, force=force)
+    steps = [sample for one in servers for sample in one.samples]
+    results = {"step_times": times, "steps": steps, "fit_mean_absolute_error_ratio": error}
+    options.emit(
+        build_envelope("simulate measure", results, seed=seed),
+        as_json=as_json, text=lambda: _print(steps, times, error),
+    )  # fmt: skip
+
+
+def _plan(
+    concurrency: str, prompt_tokens: str, prefill_tokens: str, new_tokens: int, rounds: int
+) -> ServedPlan:
+    from specpilot_cli.simulate.served import ServedPlan
+
+    return ServedPlan(
         concurrency=_numbers(concurrency, "--concurrency", 4096),
         prompt_tokens=_numbers(prompt_tokens, "--prompt-tokens", 1 << 20),
         new_tokens=new_tokens,
         prefill_tokens=_numbers(prefill_tokens, "--prefill-tokens", 1 << 20),
         rounds=rounds,
     )
-    device = None if gpu is None else _gpu(gpu)
+
+
+def _servers(
+    urls: list[str], plan: ServedPlan, seed: int, timeout_s: float, *, quiet: bool
+) -> list[ServedTimes]:
+    from specpilot_cli.simulate.served import measure_server
+    from specpilot_cli.ui import ConsoleReporter
+
     with ConsoleReporter(quiet) as reporter:
-        servers = [
-            measure_server(one, plan, seed=seed + index, timeout_s=timeout, reporter=reporter)
-            for index, one in enumerate(url)
+        return [
+            measure_server(url, plan, seed=seed + index, timeout_s=timeout_s, reporter=reporter)
+            for index, url in enumerate(urls)
         ]
-    times, error = batch_times(
-        servers,
-        name=_name(output),
-        device=device or _said(servers[0].facts),
-        source=f"specpilot simulate measure: medians of {rounds} rounds at {concurrency} requests "
-        f"in flight, prompts of {prompt_tokens} tokens, as a client sees them",
-    )
-    _write(output, times, force=force)
-    steps = [sample for one in servers for sample in one.samples]
-    results = {"step_times": times, "steps": steps, "fit_mean_absolute_error_ratio": error}
-    envelope = build_envelope("simulate measure", results, seed=seed)
-    options.emit(envelope, as_json=as_json, text=lambda: _print(steps, times, error))
-
-
-def _write(output: Path | None, times: BatchStepTimes, *, force: bool) -> None:
-    from specpilot_cli.io.json_file import write_json
-
-    if output is not None:
-        write_json(output, times, force=force)
 
 
 def _numbers(text: str, where: str, most: int) -> tuple[int, ...]:

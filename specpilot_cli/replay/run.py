@@ -61,8 +61,7 @@ def replay(
     found = [find_policy(name, kind) for name in names]
     used_mode = resolve_mode(metadata, mode)
     warn_if_packed(metadata, budgets, options, reporter)
-    cost = options.step_cost
-    if cost is not None:
+    if (cost := options.step_cost) is not None:
         cost.warn_of_block(metadata, reporter)
     chosen = _fitted(found, recording, budgets, options, reporter)
     facts = LatticeFacts.empty(n_positions)

@@ -57,11 +57,12 @@ def fit_components(samples: Sequence[StepSample]) -> tuple[tuple[CostCurve, ...]
     levels = weights[0] + np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))])
     per_token, per_request, first_draft, per_draft = weights[len(knots) :]
     curves = [_curve("verified rows", "rows", knots, levels)]
-    for name, driver, amounts, base, slope in (
+    straight: tuple[tuple[str, Driver, Float, float, float], ...] = (
         ("requests", "requests", requests, 0.0, per_request),
         ("contexts", "context_tokens", context, 0.0, per_token),
         ("drafting", "draft_rows", drafts, first_draft, per_draft),
-    ):
+    )
+    for name, driver, amounts, base, slope in straight:
         ends = np.array([1.0, max(2.0, float(amounts.max()))])
         if base or slope:
             curves.append(_curve(name, driver, ends, base + slope * ends))

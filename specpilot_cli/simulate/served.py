@@ -117,7 +117,7 @@ def measure_server(
     with HttpEngine(url, timeout_s, watch=watch) as engine:
         engine.health()
         facts = read_facts(engine.server_info())
-        per_request = _rows(facts)
+        _rows(facts)  # refuses before the work
         for done in range(plan.rounds + 1):
             for count in plan.concurrency:
                 for length in plan.prompt_tokens:
@@ -132,19 +132,24 @@ def measure_server(
                 if done:
                     prefill.setdefault(length, []).append(answer.time_to_first_token_s)
             reporter.progress(f"steps of {engine.base_url}", done + 1, plan.rounds + 1)
-    block = _block(facts)
-    samples = tuple(
+    medians = tuple((length, statistics.median(prefill[length])) for length in sorted(prefill))
+    return ServedTimes(facts, _samples(facts, steps), medians)
+
+
+def _samples(
+    facts: ServerFacts, steps: Mapping[tuple[int, int], Sequence[Window]]
+) -> tuple[StepSample, ...]:
+    """Medians over the rounds, by requests in flight and prompt length."""
+    return tuple(
         StepSample(
             requests=count,
-            rows=count * per_request,
-            draft_rows=count * block,
+            rows=count * _rows(facts),
+            draft_rows=count * _block(facts),
             context_tokens=statistics.fmean(item.context_tokens for item in windows),
             step_s=statistics.median(item.step_s for item in windows),
         )
         for (count, _), windows in steps.items()
     )
-    medians = tuple((length, statistics.median(prefill[length])) for length in sorted(prefill))
-    return ServedTimes(facts, samples, medians)
 
 
 def batch_times(
