@@ -7,7 +7,8 @@ Measures decode steps of the reference engine on a grid of requests, nodes and b
 none of the judged settings, and prefill passes; fits the components of
 `specpilot_cli/schema/batch_times.py` to them; simulates the judged policies on the committed
 recordings; then runs the engine with each on the same requests, in turns, and compares tokens per
-second. Two policies are told apart where every run of one is faster than every run of the other.
+second. Two policies are told apart where one is faster in every round and the 95 % t interval of
+the mean ratio over the rounds lies above 1: what slows a whole round slows both.
 Writes profiles/batch_times/demo-cpu.json and docs/measurements/batch_simulation.json; the
 predictions follow from that profile and the recordings alone. Run it from the repository's root on
 an idle machine; about five minutes on one core. Exits with 1 if pairs that are told apart come in
@@ -31,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 
 from specpilot_cli import __version__
 from specpilot_cli.engines.base import GenerateRequest
@@ -281,16 +283,19 @@ def _pair(
     predicted: dict[tuple[str, int], BatchResult],
     live: dict[tuple[str, int], dict[str, Any]],
 ) -> dict[str, Any]:
-    """The faster one by its median, and whether all of its runs were."""
-    fast, slow = sorted((a, b), key=lambda name: -live[name, count]["tokens_per_s"])
-    runs = live[fast, count]["all"], live[slow, count]["all"]
+    """The one that is faster on average over the rounds, and whether that is beyond noise."""
+    ratios = np.log(live[a, count]["all"]) - np.log(live[b, count]["all"])
+    fast, slow, ratios = (a, b, ratios) if ratios.mean() > 0 else (b, a, -ratios)
+    spread = stats.t.ppf(0.975, len(ratios) - 1) * stats.sem(ratios) if len(ratios) > 1 else np.inf
     expected = predicted[fast, count].tokens_per_s / predicted[slow, count].tokens_per_s
     return {
         "faster": fast,
         "slower": slow,
-        "measured_ratio": live[fast, count]["tokens_per_s"] / live[slow, count]["tokens_per_s"],
+        "measured_ratio": float(np.exp(ratios.mean())),
+        "measured_low_ratio": float(np.exp(ratios.mean() - spread)),
+        "measured_in_rounds_ratio": np.exp(ratios).tolist(),
         "predicted_ratio": expected,
-        "told_apart": min(runs[0]) > max(runs[1]),
+        "told_apart": bool(ratios.min() > 0 and ratios.mean() > spread),
         "as_predicted": expected > 1,
     }
 

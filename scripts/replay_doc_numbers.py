@@ -57,8 +57,9 @@ def batch() -> str:
     three = _three(found["judged"])
     shares = found["share_of_the_processor_ratio"]
     text = (
-        f"Two policies count as told apart where each of the {found['rounds']} runs of one is "
-        f"faster than each of the other's: {'; '.join(parts)}. {three} Predictions are "
+        f"Two policies count as told apart where one is faster in each of the {found['rounds']} "
+        "rounds and the 95 % t interval of the mean ratio lies above 1: "
+        f"{'; '.join(parts)}. {three} Predictions are "
         f"{min(ratios):.2f} to {max(ratios):.2f} of the medians. The process had "
         f"{shares[0]:.0%} to {shares[1]:.0%} of its processor meanwhile."
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from itertools import combinations, pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from specpilot_cli.io.lattice_file import read_lattice
 from specpilot_cli.replay.split import requests_of
@@ -62,18 +63,21 @@ def _judged(measured: dict[str, Any]) -> list[dict[str, Any]]:
 def test_every_gap_that_exceeds_the_scatter_was_predicted(
     measured: dict[str, Any], predicted: Rates
 ) -> None:
-    """A pair counts where each run of one is faster than each run of the other."""
     for table in _judged(measured):
         at, told_apart = table["concurrency"], 0
-        for pair in combinations(table["policies"], 2):
-            runs = {name: table["policies"][name]["measured_all"] for name in pair}
-            fast = max(pair, key=lambda name: min(runs[name]))
-            [slow] = set(pair) - {fast}
-            if min(runs[fast]) > max(runs[slow]):
+        for pair in permutations(table["policies"], 2):
+            if _faster(table, *pair):
                 told_apart += 1
-                assert predicted[fast, at] > predicted[slow, at], (fast, slow, at)
+                assert predicted[pair[0], at] > predicted[pair[1], at], (pair, at)
         assert told_apart == table["pairs_told_apart"] == table["told_apart_as_predicted"]
-        assert told_apart >= 8  # of 15: fewer would say that the machine was too busy
+        assert told_apart >= 10  # of 15: fewer would say that the machine was too busy
+
+
+def _faster(table: dict[str, Any], fast: str, slow: str) -> bool:
+    """Whether one beats the other in every round, and by more than the rounds scatter."""
+    runs = [table["policies"][name]["measured_all"] for name in (fast, slow)]
+    ratios = np.log(runs[0]) - np.log(runs[1])
+    return bool((ratios > 0).all() and stats.ttest_1samp(ratios, 0).pvalue < 0.05)
 
 
 def test_three_policies_are_told_apart_and_come_in_the_predicted_order(
@@ -81,12 +85,11 @@ def test_three_policies_are_told_apart_and_come_in_the_predicted_order(
 ) -> None:
     orders = []
     for table in _judged(measured):
-        rows = {name: table["policies"][name]["measured_all"] for name in table["three_policies"]}
-        order = sorted(rows, key=lambda name: -max(rows[name]))
-        for fast, slow in pairwise(order):
-            assert min(rows[fast]) > max(rows[slow])
         at = table["concurrency"]
-        assert order == sorted(rows, key=lambda name: -predicted[name, at])
+        order = sorted(table["three_policies"], key=lambda name: -predicted[name, at])
+        assert len(order) == 3
+        for fast, slow in pairwise(order):
+            assert _faster(table, fast, slow), (fast, slow, at)
         orders.append(order)
     assert len(orders) == 2
     assert orders[0] != orders[1]  # more requests turn the order round
