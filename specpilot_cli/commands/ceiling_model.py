@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NoReturn
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
-    from specpilot_cli.ceiling.answer import ReplayedTaus
     from specpilot_cli.ceiling.floors import FloorRule
     from specpilot_cli.ceiling.peaks import Peaks
     from specpilot_cli.ceiling.plain import FloorSpeedups
+    from specpilot_cli.ceiling.replayed import ReplayedTaus
 
 
 @dataclass(frozen=True, slots=True)

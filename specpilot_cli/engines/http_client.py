@@ -62,7 +62,8 @@ class AsyncHttpEngine:
 
     Use as an async context manager. Raises MachineError when the server cannot be
     reached, MeasurementInvalid when it answers with anything but a complete, consistent
-    reply within the time limits. Errors call the server by its role, `name`.
+    reply within the time limits. Errors call the server by its role, `name`. `watch` is told the
+    request's id and the arrival of every event of a streamed answer, on the monotonic clock.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class AsyncHttpEngine:
         *,
         stall_timeout_s: float = 60.0,
         name: str = "server",
+        watch: Callable[[str, float], None] | None = None,
     ) -> None:
+        self._watch = watch
         self.base_url = checked_url(base_url)
         self._who = f"the {name} at {self.base_url}"
         self._timeouts = Timeouts(timeout_s, min(stall_timeout_s, timeout_s))
@@ -167,6 +170,8 @@ class AsyncHttpEngine:
                         if assembler.has_tokens and not had_tokens:
                             first_byte_s = event.first_byte_s
                         last_byte_s = event.last_byte_s
+                        if self._watch is not None:
+                            self._watch(request.request_id, event.last_byte_s)
         except TimeoutError as error:
             raise wire.invalid(
                 request.request_id, f"no complete answer in {self._timeouts.request_s:g} s"
@@ -311,9 +316,10 @@ class HttpEngine:
         *,
         stall_timeout_s: float = 60.0,
         name: str = "server",
+        watch: Callable[[str, float], None] | None = None,
     ) -> None:
         self._engine = AsyncHttpEngine(
-            base_url, timeout_s, stall_timeout_s=stall_timeout_s, name=name
+            base_url, timeout_s, stall_timeout_s=stall_timeout_s, name=name, watch=watch
         )
         self._runner = asyncio.Runner(loop_factory=new_loop)
 

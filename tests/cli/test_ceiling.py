@@ -179,6 +179,15 @@ def test_step_times_decide_the_budget(specpilot: Run, files: None) -> None:
     assert found["best_nodes"] == 7
     assert [point["speedup_ratio"] for point in found["points"]] == pytest.approx([4 / 3, 2.0])
     assert {point["step_basis"] for point in found["points"]} == {"recorded"}
+    assert found["basis"] == "projected"
+    assert "the step times do not say which target's weights ran" in found["projected_because"]
+    text = specpilot(
+        "ceiling", "step.json", "--lattices", "lattice.safetensors", "--step-times", "curve.json",
+        "--nodes", "3,7", "-q",
+    ).stdout  # fmt: skip
+    assert "at the step times of made-up, projected" in text
+    assert "projected: the step times do not say which target's weights ran" in text
+    assert "note: the tokens factor is projected" in text
 
 
 def test_a_profile_of_plain_decoding_gives_the_speedup(
