@@ -243,13 +243,14 @@ def _what_if(answer: CeilingAnswer, asked: _Asked) -> WhatIf | None:
         return None
     from specpilot_cli.ceiling.peaks import Peaks, load_gpu
     from specpilot_cli.ceiling.what_if import what_if
-    from specpilot_cli.models.registry import load_model
+    from specpilot_cli.models.registry import load_target
 
     gpu = None if asked.what_if_gpu is None else load_gpu(asked.what_if_gpu)
+    model = asked.what_if_model
     return what_if(
         answer.profile, answer.ceiling,
         peaks=None if gpu is None else Peaks(gpu.title, gpu.peaks, answer.ceiling.peaks.prefer),
-        target=None if asked.what_if_model is None else load_model(asked.what_if_model),
+        target=None if model is None else load_target(model, where="--what-if-model"),
     )  # fmt: skip
 
 
