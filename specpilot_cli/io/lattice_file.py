@@ -27,6 +27,7 @@ from specpilot_cli.schema.lattice import (
     LatticeMetadata,
     LatticeRecording,
     Packing,
+    offsets_of,
 )
 
 #: Steps held at once: a part of 15 × 16 × 16 float32 edges stays near 32 MiB.
@@ -211,7 +212,7 @@ def _concatenate(metadata: LatticeMetadata, parts: Sequence[LatticeRecording]) -
     }
     for name in ("prompt_offsets", "output_offsets"):
         lengths = np.concatenate([np.diff(getattr(part, name)) for part in parts])
-        arrays[name] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        arrays[name] = offsets_of(lengths.tolist())
     bases = np.cumsum([0] + [part.n_requests for part in parts[:-1]])
     arrays["step_request"] = np.concatenate(
         [part.step_request + np.int32(base) for part, base in zip(parts, bases, strict=True)]

@@ -30,7 +30,8 @@ _FUSED_GATE = re.compile(r"qwen3_(next|5(_moe)?(_text)?)")
 # Families whose defaults are written down where a configuration leaves the kinds of layers out.
 _FULL_EVERY = {
     "gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6,
-    "muse_glimmer_text": 4, "muse_glimmer": 4, "gpt_oss": 2, "cohere2": 4, "olmo3": 4,
+    "muse_glimmer_text": 4, "muse_glimmer": 4, "gpt_oss": 2, "cohere2": 4,
+    "olmo3": 4,
 }  # fmt: skip
 # Families whose one window holds for all layers, and those that must switch a window on.
 _ALL_WINDOWED = frozenset(("mistral", "ministral3", "mixtral", "phi3", "phimoe"))
@@ -45,8 +46,8 @@ Layers = Counter[str]
 def read_hf_config(path: Path, *, w12: bool = False, any_drafter: bool = False) -> ModelProfile:
     """The shape in a `config.json`; models with an image part are read through `text_config`.
 
-    w12, any_drafter: as in `refuse_uncovered`. Raises `InputError` naming the key that is missing, wrong
-    or unknown, or that stands for weights which are not counted.
+    w12, any_drafter: as in `refuse_uncovered`. Raises `InputError` naming the key that is missing,
+    wrong or unknown, or that stands for weights which are not counted.
     """
     document = parse_json(read_text(path), str(path), finite=False)
     if not isinstance(document, dict):
