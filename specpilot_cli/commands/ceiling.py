@@ -121,19 +121,24 @@ DrafterOption = Annotated[
     str | None, typer.Option(metavar="DIR|NAME", help="Its drafter.", rich_help_panel=_MODEL)
 ]
 RowsOption = Annotated[
-    int, typer.Option(min=1, help="Verified rows per request.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(min=1, max=4097, help="Verified rows per request.", rich_help_panel=_MODEL),
 ]
 BlockOption = Annotated[
     int,
     typer.Option(
-        min=0, show_default=False, help="Draft block. Default: the rows.", rich_help_panel=_MODEL
+        min=0, max=4097, show_default=False, help="Draft block. Default: the rows.", rich_help_panel=_MODEL
     ),
 ]
 RequestsOption = Annotated[
-    int, typer.Option(min=1, help="Requests in flight.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(min=1, max=1_000_000, help="Requests in flight.", rich_help_panel=_MODEL),
 ]
 ContextOption = Annotated[
-    int, typer.Option(min=0, help="Committed tokens per request.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(
+        min=0, max=10**9, help="Committed tokens per request.", rich_help_panel=_MODEL
+    ),
 ]
 ListFlag = Annotated[
     bool, typer.Option("--list", help="List the known devices, models and step times, and stop.")

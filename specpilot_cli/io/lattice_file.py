@@ -21,6 +21,7 @@ from specpilot_cli.io.lattice_digest import request_digests
 from specpilot_cli.io.lattice_pack import pack_tensors
 from specpilot_cli.io.lattice_parts import RECORD, LatticeFile
 from specpilot_cli.io.safetensors_stream import write_safetensors
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.schema.lattice import (
     METADATA_KEY,
     TENSORS,
@@ -194,7 +195,7 @@ def _joined_metadata(path: Path, parts: Sequence[LatticeMetadata]) -> LatticeMet
         return LatticeMetadata.model_validate(fields)
     except ValidationError as error:
         raise InputError(
-            f"the shards are not one recording: {error.errors()[0]['msg']}",
+            f"the shards are not one recording: {first_in_words(error, METADATA_KEY)[1]}",
             where=str(path),
             hint=RECORD,
         ) from error

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.lattice_checks import check_index
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, write_safetensors
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.schema.lattice import LatticeMetadata
 from specpilot_cli.schema.tree_recording import TREE_TENSORS, TREES_KEY, TreeRecording
 
@@ -47,8 +48,8 @@ def read_trees(path: Path) -> TreeRecording:
         try:
             metadata = LatticeMetadata.model_validate_json(file.metadata[TREES_KEY])
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            _fail(str(path), f"metadata key `{first['loc'][0]}`", first["msg"])
+            key, problem = first_in_words(error, TREES_KEY)
+            _fail(str(path), f"metadata key `{key}`", problem)
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, (dtype, axes) in TREE_TENSORS.items():
             info = file.info(name)

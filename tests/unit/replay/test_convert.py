@@ -316,7 +316,7 @@ def test_answers_are_named_when_they_are_at_fault(
     ("change", "message"),
     [
         ({"scores": None}, "needs the tensor `scores`"),
-        ({"step_request": np.full(8, 2, dtype=np.int32)}, "step_request`, step 0: it names answer 2"),
+        ({"step_request": np.full(8, 2, dtype=np.int32)}, "step_request`, step 0: it names"),
         ({"step_position": np.full(8, 6, dtype=np.int64)}, "step 0: 6 is outside its answer"),
         ({"step_position": np.zeros(8, dtype=np.int64)}, "steps are not sorted"),
         ({"candidate_ids": np.zeros((8, L, K), dtype=np.int64)}, "appears twice"),
