@@ -127,9 +127,10 @@ RowsOption = Annotated[
 BlockOption = Annotated[
     int,
     typer.Option(
-        min=0, max=4097, show_default=False, help="Draft block. Default: the rows.", rich_help_panel=_MODEL
+        min=0, max=4097, show_default=False, help="Draft block. Default: the rows.",
+        rich_help_panel=_MODEL,
     ),
-]
+]  # fmt: skip
 RequestsOption = Annotated[
     int,
     typer.Option(min=1, max=1_000_000, help="Requests in flight.", rich_help_panel=_MODEL),

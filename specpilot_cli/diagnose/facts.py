@@ -10,7 +10,6 @@ from typing import Any
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json, read_text
 
-
 _MOST = 2**31  # token ids, sizes and layers lie below it
 
 

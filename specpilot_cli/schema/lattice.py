@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.base import FileModel, Label
 
 METADATA_KEY = "specpilot"
 
@@ -63,8 +63,8 @@ class LatticeRequest(FileModel):
     sha256: of everything stored of it, see `io/lattice_digest.py`; in files only.
     """
 
-    request_id: str = Field(min_length=1)
-    benchmark: str = Field(min_length=1)
+    request_id: Label
+    benchmark: Label
     sha256: Sha256 | None = None
 
 
