@@ -53,7 +53,7 @@ _Positive = Field(gt=0, allow_inf_nan=False)
 StepSeconds = Annotated[float, _Positive, AfterValidator(_step)]
 PartSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_part)]
 #: Bytes or FLOPs of one step.
-Amount = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=0, le=1e40, allow_inf_nan=False)]
 Rows = Annotated[int, Field(ge=1, le=1_000_000)]
 Block = Annotated[int, Field(ge=1, le=10_000)]
 

@@ -67,16 +67,16 @@ def read_agreement(path: Path, recording: LatticeRecording) -> list[npt.NDArray[
         )
     found = []
     for index, request in enumerate(recording.metadata.requests):
-        line = lines.get(request.request_id)
+        own = lines.get(request.request_id)
         n_tokens = len(recording.output(index))
-        if line is None or len(line.agrees) != n_tokens:
-            what = "has no line" if line is None else f"has {len(line.agrees)} flags"
+        if own is None or len(own.agrees) != n_tokens:
+            what = "has no line" if own is None else f"has {len(own.agrees)} flags"
             raise InputError(
                 f"request `{request.request_id}` {what}, its output has {n_tokens} tokens",
                 where=str(path),
                 hint="make the flags from the outputs of this recording",
             )
-        found.append(np.array([flag == "1" for flag in line.agrees], dtype=np.bool_))
+        found.append(np.array([flag == "1" for flag in own.agrees], dtype=np.bool_))
     return found
 
 
