@@ -33,8 +33,9 @@ from specpilot_cli.engines.reference.decode import Job, prefill_pass
 from specpilot_cli.engines.reference.engine import ReferenceEngine
 from specpilot_cli.engines.reference.record import record_dense
 from specpilot_cli.engines.reference.spec import SpecConfig
-from specpilot_cli.engines.reference.stepping import StepRunner, cpu_name
+from specpilot_cli.engines.reference.stepping import StepRunner
 from specpilot_cli.io.atomic import atomic_write_text
+from specpilot_cli.io.cpu_info import cpu_name
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.report.json_out import build_envelope, render_json
 from specpilot_cli.schema.batch_times import BatchStepTimes

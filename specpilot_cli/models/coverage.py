@@ -127,8 +127,8 @@ def refuse_uncovered(
             raise part.error("experts laid out in another way are not counted", "moe_layer_freq")
     if not any_drafter:
         _refuse_architecture(outer)
-    if len(parts) > 1 and outer.data.get("model_type") not in WRAPPERS:
-        name = str(outer.data.get("model_type"))[:60]
+    name = str(outer.data.get("model_type"))[:60]
+    if len(parts) > 1 and name not in WRAPPERS:
         raise outer.error(f"what `{name}` adds to its text model is not known here", "model_type")
     _refuse_family(config)
 

@@ -106,7 +106,7 @@ def test_families_that_were_not_held_against_their_parameters_are_refused(family
 def test_a_model_around_a_text_model_must_be_known_as_well() -> None:
     text = {"text_config": DENSE}
     profile_of_config(text | {"model_type": "llava"}, name="m", where="x")
-    for name in ("gemma4_assistant", "vibevoice", None):
+    for name in ("gemma4_assistant", "vibevoice", None, ["llava"], {"a": 1}):
         _refused(text | {"model_type": name}, "model_type")
 
 
