@@ -39,8 +39,9 @@ from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.reference.decode import Job, prefill_pass
 from specpilot_cli.engines.reference.engine import ReferenceEngine
 from specpilot_cli.engines.reference.spec import SpecConfig
-from specpilot_cli.engines.reference.stepping import StepRunner, cpu_name
+from specpilot_cli.engines.reference.stepping import StepRunner
 from specpilot_cli.io.atomic import atomic_write_text
+from specpilot_cli.io.cpu_info import cpu_name
 from specpilot_cli.io.lattice_file import read_lattice
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.replay.split import requests_of

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from specpilot_cli.ceiling.advice import Advice, advise, device_note, period_note
-from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
+from specpilot_cli.ceiling.factors import Ceiling, check_tau, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
 from specpilot_cli.ceiling.peaks import Peaks
@@ -175,6 +175,9 @@ def _token_counts(
         raise InputError(
             "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
         )
+    block = profile.draft_block or profile.rows
+    check_tau(tau, "--tau", most=min(profile.rows, block + 1))
+    check_tau(tau_best, "--tau-best", most=None if profile.draft_block is None else block + 1)
     now, source = _tau_now(profile, replayed, tau)
     if replayed is None:
         given = "not given" if tau_best is None else "given with --tau-best"

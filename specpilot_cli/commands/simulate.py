@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
 
 _DEFAULT = ("ar", "chain:block=8", "tree:nodes=16,block=8")
+
+_TIMES_HINT = "draft, Q pass, exact pass, glue of one level and of two: 1.05,11.5,14.9,0.55,1.6"
+_SHORTEST_PASS_MS, _LONGEST_MS = 0.02, 1e6
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -203,15 +207,21 @@ def _cycle_times(text: str) -> CycleTimes:
     from specpilot_cli.simulate.tlv import CycleTimes
 
     try:
-        values = [float(part) / 1e3 for part in text.split(",")]
-        if len(values) != 5 or not all(0 <= value < 1e6 for value in values):
+        values = [float(part) for part in text.split(",")]
+        if len(values) != 5 or not all(0 <= value < math.inf for value in values):
             raise ValueError(text)
     except ValueError as error:
         raise InputError(
-            f"`{text}` is not five times in milliseconds", where="--times",
-            hint="draft, Q pass, exact pass, glue of one level and of two: 1.05,11.5,14.9,0.55,1.6",
-        ) from error  # fmt: skip
-    return CycleTimes(*values)
+            f"`{text}` is not five times in milliseconds", where="--times", hint=_TIMES_HINT
+        ) from error
+    exact = values[2]
+    if not _SHORTEST_PASS_MS <= exact <= _LONGEST_MS or max(values) > _LONGEST_MS:
+        raise InputError(
+            f"an exact pass of {exact:g} ms in steps of up to {max(values):g} ms cannot be",
+            where="--times",
+            hint=f"times are in milliseconds, 14.9 and not 0.0149: {_TIMES_HINT}",
+        )
+    return CycleTimes(*(value / 1e3 for value in values))
 
 
 def _print_tlv(found: TwoLevel) -> None:

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from specpilot_cli import stats
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json_model
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.paired_bench.journal import read_finished
 from specpilot_cli.paired_bench.promotion import decide
 from specpilot_cli.paired_bench.ratios import estimate_gain
@@ -54,8 +55,8 @@ def read_saved(path: Path) -> tuple[Envelope, PairedBenchSummary]:
         )
         problem = next(_problems(summary, envelope.verdict), None)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
+        key, what = first_in_words(error, "")
+        problem = f"{key}`: {what}"
     except (InputError, ValueError, OverflowError) as error:
         problem = f"settings` or requests: {error}"
     if problem is not None:

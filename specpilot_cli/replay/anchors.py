@@ -23,6 +23,9 @@ from specpilot_cli.ui import Reporter
 BASES = ("extrapolated", "interpolated", "recorded")
 """How a step time was obtained, the weakest first."""
 
+MOST_PATHS = 4096
+"""Most paths per level of EAGLE-2: their pairs with candidates are held at once."""
+
 _CHUNK_ANCHORS = 1024  # a chunk of 15 × 16 × 16 float32 edges stays below 16 MiB
 
 
@@ -243,9 +246,11 @@ def positions_in_use(recording: LatticeSource, options: ReplayOptions) -> int:
             where="--temperature",
             hint="leave the option out",
         )
-    if options.top_k < 1:
+    if not 1 <= options.top_k <= MOST_PATHS:
         raise InputError(
-            f"--top-k {options.top_k} is below 1", where="--top-k", hint="the default is 4"
+            f"--top-k {options.top_k} is outside 1 to {MOST_PATHS}",
+            where="--top-k",
+            hint="paths per level of EAGLE-2; the default is 4",
         )
     wanted = [recording.n_positions, options.positions, options.depth]
     return min(value for value in wanted if value is not None)

@@ -342,10 +342,11 @@ def test_a_faulty_profile_names_the_key(specpilot: Run, files: None, tmp_path: P
     assert "did you mean `classes`?" in done.stderr
 
 
-def test_a_tau_below_one_carries_no_verdict(specpilot: Run, files: None) -> None:
+def test_tokens_that_no_step_commits_are_refused(specpilot: Run, files: None) -> None:
     done = specpilot("ceiling", "step.json", "--tau", "0.5", "--tau-best", "2")
-    assert done.returncode == 4
-    assert "at least one token" in done.stderr
+    assert done.returncode == 2
+    assert "every step commits at least one" in done.stderr
+    assert "at --tau\n" in done.stderr
 
 
 def test_list_shows_devices_and_step_times_with_sources(specpilot: Run) -> None:

@@ -261,3 +261,46 @@ def test_the_page_holds_both_figures_and_their_numbers(
     code, _, err = run(lattice, "--calibrate", "-o", tmp_path / "fit.html")
     assert code == 2
     assert "unknown format" in err
+
+
+@pytest.mark.parametrize("top_k", [0, 4097, 1_000_000])
+def test_paths_per_level_are_bounded(lattice: Path, run: Any, top_k: int) -> None:
+    code, _, err = run(lattice, "--policy", "eagle-2", "--top-k", top_k)
+    assert code == 2
+    assert f"--top-k {top_k} is outside 1 to 4096" in err
+
+
+def test_times_of_another_command_are_told_apart(lattice: Path, run: Any) -> None:
+    code, _, err = run(lattice, "--step-times", "demo-cpu")
+    assert code == 2
+    assert "at --step-times" in err
+    assert "those of `simulate batch` have another form" in " ".join(err.split())
+
+
+def test_an_empty_recording_is_not_called_one_request(
+    random_recording: Make, tmp_path: Path, run: Any
+) -> None:
+    rec = random_recording(1)
+    ones = dataclasses.replace(
+        rec,
+        output_ids=rec.output_ids[: rec.n_requests],
+        output_offsets=np.arange(rec.n_requests + 1, dtype=np.int64),
+        step_request=rec.step_request[:0],
+        **{
+            name: getattr(rec, name)[:0]
+            for name in ("step_position", "candidate_ids", "edge", "unary", "unary_logsumexp",
+                         "stock_choice")
+        },
+    )  # fmt: skip
+    write_lattice(tmp_path / "ones.safetensors", ones)
+    code, _, err = run(tmp_path / "ones.safetensors", "--policy", "sequoia")
+    assert code == 2
+    assert "nothing to replay" in err
+    assert "one request only" not in err
+
+
+def test_a_name_with_a_tab_cannot_shift_a_table(random_recording: Make, tmp_path: Path) -> None:
+    rec = random_recording(1)
+    first = rec.metadata.requests[0].model_dump() | {"benchmark": "a\tb"}
+    with pytest.raises(ValueError, match="holds a tab"):
+        type(rec.metadata.requests[0]).model_validate(first)
