@@ -18,6 +18,7 @@ import httpx
 
 _HEAD_LIMIT = 64 * 1024
 _LINE_LIMIT = 4096
+_MOST_DIGITS = 18
 _PAUSE_BYTES, _RESUME_BYTES = 4 << 20, 1 << 20
 
 Origin = tuple[str, int]
@@ -48,9 +49,10 @@ class _Body:
         elif known.get(b"transfer-encoding", b"").endswith(b"chunked"):
             self._chunked = True
         elif b"content-length" in known:
-            if not known[b"content-length"].isdigit():
-                raise httpx.RemoteProtocolError("the Content-Length is no number")
-            self._left = int(known[b"content-length"])
+            length = known[b"content-length"]
+            if not length.isdigit() or len(length) > _MOST_DIGITS:
+                raise httpx.RemoteProtocolError("the Content-Length is no number of bytes")
+            self._left = int(length)
             self.finished = self._left == 0
 
     @property

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from specpilot_cli.engines.base import EngineClient, Generation
+from specpilot_cli.engines.launches import relaunched
 from specpilot_cli.errors import MeasurementInvalid
 from specpilot_cli.paired_bench.client import BlockCost, Clock, Lane, serve_block
 from specpilot_cli.paired_bench.greedy import check_greedy
@@ -58,6 +60,7 @@ class Measurement:
     expected_s: float | None = None
     place: str = "warm-up"
     _lanes: dict[str, Lane] = field(default_factory=dict)
+    _began: ServerInfo = field(default_factory=dict)
     _speeds: dict[str, float] = field(default_factory=dict)
     _all: Sequence[Session] = ()
     _session: str = "warmup"
@@ -74,6 +77,7 @@ class Measurement:
             names = tuple(dict.fromkeys(name for s in sessions for name in s.systems))
             with self.stage.run(names, 0) as launched:
                 self._lanes = lanes_of(launched.engines)
+                self._began = {name: self._described(name) for name in names}
                 self._warm_up(names)
                 self._announce_time(sessions, self._speeds, each_run_s=0.0)
                 self._serve_sessions(sessions, on_noise)
@@ -154,8 +158,8 @@ class Measurement:
             self._lanes = {}
 
     def _record_launch(self, session: Session, run: int, launched: Launched) -> None:
-        for name in session.systems:
-            info = recordable(dict(launched.engines[name].server_info()))
+        self._began = {name: self._described(name) for name in session.systems}
+        for name, info in self._began.items():
             known = BASELINE if name == BASELINE_AGAIN else name
             changed = changed_keys(self.infos.setdefault(known, info), info)
             if changed:
@@ -183,10 +187,27 @@ class Measurement:
                     rows += self._keep(session, run, slot, answers, batch)
                 self.reporter.progress(label, len(rows), total)
         end = _run_end(session.name, run, len(rows), costs, self.clock() - start_s)
+        self._check_servers(session, run, label)
         if self.journal is not None:
             self.journal.append(end)
         self.rows.extend(rows)
         self.ends.append(end)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = recordable(dict(self._lanes[name].engine.server_info()))
+        return found
+
+    def _check_servers(self, session: Session, run: int, label: str) -> None:
+        """MeasurementInvalid for a server that was started anew since the measurement began."""
+        for name in session.systems:
+            self._at(session.name, run, name, f"{label}, {name}")
+            changed = relaunched(self._began[name], self._described(name))
+            if changed:
+                raise MeasurementInvalid(
+                    f"{name} was started anew during the measurement; changed: "
+                    f"{', '.join(changed)}",
+                    hint="measure again, and keep both servers running until the end",
+                )
 
     def _steps(self, session: Session, run: int, batch: int) -> list[list[Slot]]:
         """What is served one after the other; slots of one step at the same time."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specpilot_cli.engines import http_parts, wire
+from specpilot_cli.engines import http_parts, replies, wire
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
@@ -53,7 +53,7 @@ def test_a_good_url_is_kept(url: str, base: str) -> None:
 )  # fmt: skip
 def test_what_is_no_json_object_voids_the_measurement(raw: bytes) -> None:
     with pytest.raises(MeasurementInvalid) as caught:
-        wire.decode_json(raw, "r-1")
+        replies.decode_json(raw, "r-1")
     assert "r-1" in str(caught.value)
 
 
