@@ -18,7 +18,7 @@ from specpilot_cli.engines.base import Generation
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.io.jsonl import iter_jsonl
 from specpilot_cli.paired_bench.machine import mechanism_state
-from specpilot_cli.paired_bench.types import TimedRequest
+from specpilot_cli.paired_bench.types import TimedRequest, output_digest
 from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.bench_run import (
     BenchFailure,
@@ -172,6 +172,12 @@ def read_finished(path: Path, header: BenchHeader | None = None) -> dict[RunKey,
         match line:
             case BenchRequest():
                 rows.append(timed_request(line))
+                if line.output_ids and output_digest(line.output_ids) != line.output_sha256:
+                    raise InputError(
+                        f"the output ids of request `{line.request_id}` are not those of its hash",
+                        where=str(path),
+                        hint="the journal was edited or damaged; start over with --force",
+                    )
             case BenchRunEnd():
                 key = (line.session, line.run)
                 # What an interrupted attempt left behind comes first: keep the last n.

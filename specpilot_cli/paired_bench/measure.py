@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from specpilot_cli.engines.base import EngineClient, Generation
 from specpilot_cli.engines.launches import relaunched
-from specpilot_cli.errors import MeasurementInvalid
+from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.paired_bench.client import BlockCost, Clock, Lane, serve_block
 from specpilot_cli.paired_bench.greedy import check_greedy
 from specpilot_cli.paired_bench.journal import Journal, changed_keys
@@ -91,6 +92,7 @@ class Measurement:
                 label = f"{_title(session.name, self.settings)} run {run + 1}/{self.settings.runs}"
                 done = self.journal.finished.get((session.name, run)) if self.journal else None
                 if done is not None:
+                    self._check_complete(session, run, done.rows)
                     self.rows.extend(done.rows)
                     self.ends.append(done.end)
                     self.reporter.note(f"{label}: already in the journal")
@@ -102,6 +104,21 @@ class Measurement:
             following = sessions[index + 1 : index + 2]
             if session.name != "ab" and (not following or following[0].name == "ab"):
                 on_noise()
+
+    def _check_complete(self, session: Session, run: int, rows: Sequence[TimedRequest]) -> None:
+        """InputError unless a run of the journal holds every answer of every system once."""
+        wanted = Counter(
+            (system, prompt.request_id, batch)
+            for system in session.systems
+            for prompt in session.prompts
+            for batch in self.settings.batches
+        )
+        if wanted != Counter((row.system, row.request_id, row.batch) for row in rows):
+            raise InputError(
+                f"run {run} of session `{session.name}` holds other answers than were asked for",
+                where="the journal",
+                hint="it was edited or damaged; start over with --force",
+            )
 
     def record_failure(self, reason: str) -> None:
         """Mark the journal as invalid."""
