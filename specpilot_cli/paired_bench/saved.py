@@ -120,7 +120,6 @@ def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]
     gain = estimate(cells)
     if not _same(asdict(gain), asdict(summary.gain)):
         yield "gain` does not follow from the requests"
-    yield from _part_problems(summary, {name: estimate({name: z}) for name, z in cells.items()})
     decision = decide(
         gain.lower_bound_ratio,
         nu_log=noise.nu_log,
@@ -131,6 +130,7 @@ def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]
         yield "decision` does not follow from the gain and the noise"
     if decision.verdict != summary.verdict or summary.reasons != (decision.reason,):
         yield f"verdict` is {summary.verdict}, the numbers say {decision.verdict}"
+    yield from _part_problems(summary, {name: estimate({name: z}) for name, z in cells.items()})
 
 
 def _part_problems(summary: PairedBenchSummary, gains: Mapping[str, GainEstimate]) -> Iterator[str]:
