@@ -28,6 +28,7 @@ Row = Mapping[str, Any]
 
 _BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 _LEAST_PIN = 16
+_TEXT_KEYS = ("prompt", "text", "question", "problem", "instruction", "turns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,10 @@ class HubFile:
 class Benchmark:
     """One benchmark: how its rows become prompts, where it lives, and what it must hold.
 
-    rows: questions in the whole set. pins: SHA-256 of files that are upstream's, and what each is.
-    texts_pin: of all questions, see `texts_digest`. keep: rows that belong to it, where a file
-    holds more.
+    home: where upstream's form is seen. rows: questions in the whole set. hub: None where the set
+    is the user's own, which nothing but a pin of the user's holds. pins: SHA-256 of files that are
+    upstream's, and what each is. texts_pin: of all questions, see `texts_digest`. keep: rows that
+    belong to it, where a file holds more.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Benchmark:
     licence: str
     home: str
     rows: int
-    hub: HubFile
+    hub: HubFile | None
     question: Callable[[Row], Any]
     wrap: Callable[[str], str]
     pins: Mapping[str, str]
@@ -155,6 +157,8 @@ BENCHMARKS = {
 def load_benchmark(spec: str, *, max_new_tokens: int, part: Part = "dev") -> LoadedBenchmark:
     """Load `NAME`, `NAME=FILE`, or either with `#SHA256` to pin a source that is not known.
 
+    A name of none of the five takes any file whose rows hold a text, see `_anyones`.
+
     part: the half of the questions to take, split by the hash of each question, so that one half
     stays unseen whatever the order of the file. max_new_tokens: limit of every answer.
 
@@ -166,17 +170,24 @@ def load_benchmark(spec: str, *, max_new_tokens: int, part: Part = "dev") -> Loa
     if name == OWN:
         return _own(given, max_new_tokens, part)
     benchmark = BENCHMARKS.get(name)
+    if benchmark is None and given and name:
+        benchmark = _anyones(name)
     if benchmark is None:
         raise InputError(
             f"unknown benchmark `{name}`",
             where="--benchmark",
-            hint=f"known: {', '.join([*BENCHMARKS, OWN])}; any other set goes in with --prompts",
+            hint=f"known: {', '.join([*BENCHMARKS, OWN])}; any other set is read from a file of "
+            f"yours: --benchmark {name or 'NAME'}=FILE",
         )
-    path = Path(given) if given else _from_hub(benchmark)
-    source = given or f"{benchmark.hub.repo}/{benchmark.hub.file}"
+    hub = benchmark.hub
+    path = Path(given) if given or hub is None else _from_hub(benchmark, hub)
+    source = given if given or hub is None else f"{hub.repo}/{hub.file}"
     questions = _questions(benchmark, read_table(path), path)
     digest = _file_digest(path)
-    _check_pin(benchmark, digest, questions, pin, source)
+    if pin:
+        _check_users_pin(digest, pin, source)
+    elif hub is not None:
+        _check_known(benchmark, hub, digest, questions, source)
     prompts = [
         Prompt(
             request_id=f"{name}-{number:04d}",
@@ -189,9 +200,25 @@ def load_benchmark(spec: str, *, max_new_tokens: int, part: Part = "dev") -> Loa
     return LoadedBenchmark(name, _taken(prompts, part), source, digest, benchmark.licence)
 
 
-def _from_hub(benchmark: Benchmark) -> Path:
+def _anyones(name: str) -> Benchmark:
+    """A user's own set: the text stands under the first of `_TEXT_KEYS` that a row has.
+
+    A list there is a conversation, of which the first turn is taken. Nothing is pinned but by the
+    user; the result holds the file's hash.
+    """
+
+    def question(row: Row) -> Any:
+        found = next((row[key] for key in _TEXT_KEYS if key in row), None)
+        return found[0] if isinstance(found, list) else found
+
+    form = f"a text under {', '.join(_TEXT_KEYS[:-1])} or {_TEXT_KEYS[-1]}"
+    return Benchmark(
+        name, name, "that of the file", form, 0, None, question, lambda text: text, pins={}
+    )
+
+
+def _from_hub(benchmark: Benchmark, hub: HubFile) -> Path:
     """The Hub's file; every failure says how to go on without the Hub."""
-    hub = benchmark.hub
     try:
         if hub.file.endswith(".parquet"):
             require_parquet()
@@ -250,27 +277,27 @@ def _questions(benchmark: Benchmark, rows: Sequence[Row], path: Path) -> list[st
             raise InputError(
                 f"row {number} has no question of {benchmark.title}",
                 where=str(path),
-                hint=f"upstream's form is at {benchmark.home}",
+                hint=f"the form: {benchmark.home}",
             )
         found.append(question)
     return found
 
 
-def _check_pin(
-    benchmark: Benchmark, digest: str, questions: Sequence[str], pin: str, source: str
+def _check_users_pin(digest: str, pin: str, source: str) -> None:
+    if len(pin) < _LEAST_PIN or not digest.startswith(pin.lower()):
+        raise InputError(
+            f"`{source}` has the SHA-256 {digest}, not {pin}",
+            where="--benchmark",
+            hint=f"a pin is the whole hash or at least its first {_LEAST_PIN} digits",
+        )
+
+
+def _check_known(
+    benchmark: Benchmark, hub: HubFile, digest: str, questions: Sequence[str], source: str
 ) -> None:
-    texts = texts_digest(questions)
-    if pin:
-        if len(pin) < _LEAST_PIN or not digest.startswith(pin.lower()):
-            raise InputError(
-                f"`{source}` has the SHA-256 {digest}, not {pin}",
-                where="--benchmark",
-                hint=f"a pin is the whole hash or at least its first {_LEAST_PIN} digits",
-            )
+    if digest in benchmark.pins or texts_digest(questions) == benchmark.texts_pin:
         return
-    if digest in benchmark.pins or texts == benchmark.texts_pin:
-        return
-    name = benchmark.hub.file.rpartition("/")[2]
+    name = hub.file.rpartition("/")[2]
     wanted = [f"{sha} ({whose.format(name)})" for sha, whose in benchmark.pins.items()]
     raise InputError(
         f"`{source}` is not the {benchmark.title} that this version knows: it has "

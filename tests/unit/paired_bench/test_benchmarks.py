@@ -69,6 +69,26 @@ def test_every_benchmark_reads_its_own_form_once_pinned(
         load_benchmark(f"{name}={path}#{digest[:4]}", max_new_tokens=64)
 
 
+@pytest.mark.parametrize(
+    "row",
+    [{"prompt": "Say 1."}, {"text": "Say 1.", "id": 5}, {"question": "Say 1."},
+     {"instruction": "Say 1.", "output": "1"}, {"turns": ["Say 1.", "Again."]}],
+)  # fmt: skip
+def test_any_file_of_texts_is_a_benchmark(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = tmp_path / "mine.jsonl"
+    digest = write(path, [row, row])
+    loaded = load_benchmark(f"mine={path}", max_new_tokens=7, part="all")
+    assert [p.text for p in loaded.prompts] == ["Say 1.", "Say 1."]
+    assert {p.benchmark for p in loaded.prompts} == {"mine"}
+    assert loaded.sha256 == digest
+    with pytest.raises(InputError, match="not " + "0" * 64):
+        load_benchmark(f"mine={path}#{'0' * 64}", max_new_tokens=7)
+    write(path, [row, {"body": "Say 2."}, {"prompt": 5}])
+    with pytest.raises(InputError, match="row 2 has no question of mine") as caught:
+        load_benchmark(f"mine={path}", max_new_tokens=7)
+    assert "a text under prompt, text, " in str(caught.value.hint)
+
+
 def test_upstreams_questions_are_known_whatever_file_they_came_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +246,7 @@ def test_pins_name_upstreams_files() -> None:
     for benchmark in BENCHMARKS.values():
         assert benchmark.pins
         assert all(re.fullmatch("[0-9a-f]{64}", pin) for pin in benchmark.pins)
+        assert benchmark.hub is not None
         assert re.fullmatch("[0-9a-f]{40}", benchmark.hub.revision)
         assert benchmark.licence
         assert benchmark.home.startswith("https://")
