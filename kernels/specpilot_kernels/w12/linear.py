@@ -12,6 +12,7 @@ work under `torch.compile`, on any stream, and in CUDA graphs if `warm` ran befo
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ from specpilot_kernels.w12.weight import (
 __all__ = ["W12Linear", "w12_linear", "w12_linear_view", "warm"]
 
 _log = logging.getLogger(__name__)
+
+
+@cache
+def _tell_of_copies(out_features: int, in_features: int, above: int) -> None:
+    """Once for all layers of a shape."""
+    _log.warning(
+        "[%d, %d]: cuBLAS is faster above %d rows on this GPU, so BF16 copies are kept",
+        out_features, in_features, above,
+    )  # fmt: skip
 
 
 def w12_linear(
