@@ -19,6 +19,7 @@ import httpx
 _HEAD_LIMIT = 64 * 1024
 _LINE_LIMIT = 4096
 _MOST_DIGITS = 18
+_MOST_INTERIM = 16
 _PAUSE_BYTES, _RESUME_BYTES = 4 << 20, 1 << 20
 
 Origin = tuple[str, int]
@@ -163,6 +164,7 @@ class _Connection(asyncio.Protocol):
         lines += [name + b": " + value for name, value in request.headers.raw]
         assert self._transport is not None
         self._transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        interim = 0
         while True:
             head, found, rest = bytes(self._received).partition(b"\r\n\r\n")
             if found:
@@ -170,6 +172,9 @@ class _Connection(asyncio.Protocol):
                 self._received = bytearray(rest)
                 if status >= 200:
                     break
+                interim += 1
+                if interim > _MOST_INTERIM:  # each copies what came with it: a flood would not end
+                    raise httpx.RemoteProtocolError("the server answers `wait` without end")
                 continue
             if len(self._received) > _HEAD_LIMIT:
                 raise httpx.RemoteProtocolError("the head of the answer is too long")

@@ -145,6 +145,7 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nCLOSE", "without sending"),
         (b"CLOSE", "before answering"),
         (b"SSH-2.0-x\r\n\r\nCLOSE", "illegal status line"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + FIXED, "without end"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\nCLOSE", "illegal header line"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"CLOSE", "too long"),
     ],
