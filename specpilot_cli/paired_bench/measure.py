@@ -223,7 +223,8 @@ class Measurement:
                 raise MeasurementInvalid(
                     f"{name} was started anew during the measurement; changed: "
                     f"{', '.join(changed)}",
-                    hint="measure again, and keep both servers running until the end",
+                    hint="measure again, keep the servers running until the end, and give each an "
+                    "address of its own",
                 )
 
     def _steps(self, session: Session, run: int, batch: int) -> list[list[Slot]]:

@@ -250,7 +250,8 @@ class _Session:
                 raise MeasurementInvalid(
                     f"the {self.sources.roles(url)} server at {url} was started anew during the "
                     f"audit; changed: {', '.join(changed)}",
-                    hint="audit again, and keep every server running until the end",
+                    hint="audit again, keep every server running until the end, and give each an "
+                    "address of its own",
                 )
 
     def gather(self) -> dict[Role, list[OutputRecord]]:
