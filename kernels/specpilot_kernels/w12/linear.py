@@ -93,10 +93,7 @@ class W12Linear(torch.nn.Module):
         self.copy_above = copy_above
         self.dependent = dependent
         if copy_above is not None:
-            _log.warning(
-                "[%d, %d]: cuBLAS is faster above %d rows on this GPU, so a BF16 copy is kept",
-                self.out_features, self.in_features, copy_above,
-            )  # fmt: skip
+            _tell_of_copies(self.out_features, self.in_features, copy_above)
         self.register_buffer("bias", None if bias is None else bias.detach().contiguous())
         self.set_weight(weight)
 
