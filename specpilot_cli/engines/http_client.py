@@ -8,20 +8,20 @@ if it were the first. One process, no connection limit, no proxies from the envi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from specpilot_cli.engines import wire
+from specpilot_cli.engines import replies, wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
 from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
+    blamed,
     checked_url,
     closed_loop,
     drain,
@@ -124,10 +124,10 @@ class AsyncHttpEngine:
                 f"{self._who} has no /server_info",
                 hint="specpilot talks to SGLang's native API: is this an SGLang server?",
             )
-        with self._blamed():
+        with blamed(self._who):
             if reply.status != httpx.codes.OK:
-                raise wire.invalid("server_info", status_text(reply))
-            return wire.decode_json(reply.content, "server_info")
+                raise replies.invalid("server_info", status_text(reply))
+            return replies.decode_description(reply.content, "server_info")
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache; the server refuses while requests run.
@@ -152,7 +152,7 @@ class AsyncHttpEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Stream one greedy answer and check it."""
-        with self._blamed():
+        with blamed(self._who):
             return await self._generate(request)
 
     async def _generate(self, request: GenerateRequest) -> Generation:
@@ -173,11 +173,11 @@ class AsyncHttpEngine:
                         if self._watch is not None:
                             self._watch(request.request_id, event.last_byte_s)
         except TimeoutError as error:
-            raise wire.invalid(
+            raise replies.invalid(
                 request.request_id, f"no complete answer in {self._timeouts.request_s:g} s"
             ) from error
         except ReplyTooLarge as error:
-            raise wire.invalid(request.request_id, str(error)) from error
+            raise replies.invalid(request.request_id, str(error)) from error
         except httpx.HTTPError as error:
             raise self._transport_error(error, request.request_id) from error
         arrival = wire.Arrival(submit_s, first_byte_s, last_byte_s)
@@ -206,7 +206,7 @@ class AsyncHttpEngine:
         """
         if not 1 <= start < len(input_ids):
             raise InputError(f"cannot score from token {start} of {len(input_ids)}")
-        with self._blamed():
+        with blamed(self._who):
             return await self._score(input_ids, start)
 
     async def _score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
@@ -215,14 +215,14 @@ class AsyncHttpEngine:
         try:
             reply = await self._whole("POST", "/generate", body, self._timeouts.request_s)
         except TimeoutError as error:
-            raise wire.invalid(name, f"no scores in {self._timeouts.request_s:g} s") from error
+            raise replies.invalid(name, f"no scores in {self._timeouts.request_s:g} s") from error
         except ReplyTooLarge as error:
-            raise wire.invalid(name, str(error)) from error
+            raise replies.invalid(name, str(error)) from error
         except httpx.HTTPError as error:
             raise self._transport_error(error, name) from error
         if reply.status != httpx.codes.OK:
             raise refusal(self._who, reply, name)
-        scores = wire.decode_json(reply.content, name)
+        scores = replies.decode_json(reply.content, name)
         return wire.parse_scores(scores, input_ids, start, request_id=name)
 
     async def _events(
@@ -241,11 +241,11 @@ class AsyncHttpEngine:
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise wire.invalid(
+                raise replies.invalid(
                     request_id, f"the stream stalled for {self._timeouts.stall_s:g} s"
                 ) from error
             if raw is None:
-                raise wire.invalid(request_id, "the stream ended before [DONE]")
+                raise replies.invalid(request_id, "the stream ended before [DONE]")
             arrived_s = raw.at_s if isinstance(raw, Stamped) else time.monotonic()
             for event in parser.feed(raw, arrived_s):
                 last_event_s = event.last_byte_s
@@ -264,7 +264,7 @@ class AsyncHttpEngine:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return unreachable(self._who, error)
         detail = str(error) or type(error).__name__
-        return wire.invalid(request_id, f"the connection broke: {detail}")
+        return replies.invalid(request_id, f"the connection broke: {detail}")
 
     async def _whole(self, method: str, path: str, body: Any, limit_s: float) -> Reply:
         async with (
@@ -291,15 +291,6 @@ class AsyncHttpEngine:
             ) from error
         except httpx.HTTPError as error:
             raise unreachable(self._who, error) from error
-
-    @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """Say which server gave a reply that voids the measurement."""
-        try:
-            yield
-        except MeasurementInvalid as error:
-            error.where = self._who if error.where is None else f"{self._who}, {error.where}"
-            raise
 
 
 class HttpEngine:
