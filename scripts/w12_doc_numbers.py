@@ -184,8 +184,9 @@ def pair_text() -> str:
     reference = found["reference"]["bfloat16"]["tokens_per_step"]
     return (
         "The [demo pair](../recipes/demo-cpu/EVIDENCE.md) with W12 weights in SGLang on the H200: "
-        "token-force accepts plain decoding and stock's chain against stock. On 32 prompts the chain commits "
-        f"{served:.3f} tokens a step, in the reference engine with BF16 weights {reference:.3f} "
+        "token-force accepts plain decoding and stock's chain against stock. On 32 prompts the "
+        f"chain commits {served:.3f} tokens a step, in the reference engine with BF16 weights "
+        f"{reference:.3f} "
         "([numbers](measurements/demo_pair_sglang_w12_h200.json))."
     )
 
