@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from functools import cache
-from typing import Final
+from typing import Final, Literal, get_args
 
 from specpilot_kernels.registry import Entry, KernelModule
 
@@ -25,6 +25,11 @@ WALK_COLUMNS: Final = {64: 64, 128: 32}
 
 WY_SLICE: Final = 64
 
+Form = Literal["solve", "direct"]
+"""How WY verify comes to its outputs: by U, or by weights of the right sides solved meanwhile."""
+
+WY_FORM: Final[Form] = "solve"
+
 CARVEOUT: Final = 100
 """Percent; the same for all, and W12's: an SM that changes it must be empty first."""
 
@@ -37,17 +42,21 @@ VERIFY_PARAMS: Final = "@10Pqf4i4x"
 _ARCHITECTURES: Final = ("sm_90",)
 
 
-def wy_threads(rows: int) -> int:
-    """Threads of a block: eight warps that multiply, and one or two that walk up the tree."""
-    return 256 + (32 if rows <= 40 else 64)
+def wy_threads(rows: int, form: Form) -> int:
+    """Threads of a block.
+
+    "solve": eight warps that multiply, and one or two that walk up the tree; "direct": four that
+    multiply and four that solve.
+    """
+    return 256 + (0 if form == "direct" else 32 if rows <= 40 else 64)
 
 
-def wy_shared_bytes(rows: int, dim: int) -> int:
+def wy_shared_bytes(rows: int, dim: int, form: Form) -> int:
     """`struct Shared` of WY verify."""
-    solved = -(-rows // min(rows, 32)) * min(rows, 32)
+    solved = rows if form == "direct" else -(-rows // min(rows, 32)) * min(rows, 32)
     halves = 2 * (-(-rows // 16) * 16) * (dim + 16) + rows * (WY_SLICE + 8)
     floats = 2 * rows * (solved + 4) + (solved + rows) * (WY_SLICE + 4) + 8 * rows
-    return 2 * halves + 4 * floats
+    return 2 * halves + 4 * floats + (rows * rows if form == "direct" else 0)
 
 
 @cache
@@ -69,10 +78,12 @@ def commit(dim: int) -> KernelModule:
 
 
 @cache
-def wy(dim: int, rows: int) -> KernelModule:
+def wy(dim: int, rows: int, form: Form) -> KernelModule:
     """WY verify for up to `rows` rows, one of `WY_ROWS`."""
+    if form == "direct":
+        return _module("wy_direct", dim, VERIFY_PARAMS, 168, suffix=f"_{rows}", ROWS=rows)
     blocks = 2 if rows <= 40 and dim == 128 else 1
-    warps = -(-blocks * wy_threads(rows) // 32 // 4)  # in a quarter of a multiprocessor
+    warps = -(-blocks * wy_threads(rows, form) // 32 // 4)  # in a quarter of a multiprocessor
     most = min(512 // warps // 8 * 8, 255)
     return _module(
         "wy", dim, VERIFY_PARAMS, most, suffix=f"_{rows}", ROWS=rows, BLOCKS_PER_SM=blocks
@@ -81,11 +92,15 @@ def wy(dim: int, rows: int) -> KernelModule:
 
 def modules() -> tuple[KernelModule, ...]:
     """Every module of the tree kernels."""
+    forms: tuple[Form, ...] = get_args(Form)
     return tuple(
         module
         for dim in HEAD_DIMS
-        for module in (rows(dim), path(dim), commit(dim), *(wy(dim, size) for size in WY_ROWS))
-    )
+        for module in (
+            rows(dim), path(dim), commit(dim),
+            *(wy(dim, size, form) for size in WY_ROWS for form in forms),
+        )
+    )  # fmt: skip
 
 
 def _module(
@@ -94,7 +109,7 @@ def _module(
     return KernelModule(
         name=f"gdn_{name}_{dim}{suffix}",
         source=f"tree_verify/csrc/{name}.cu",
-        entries=(Entry(f"gdn_{name}", f"{struct.calcsize(params)}s", registers),),
+        entries=(Entry("gdn_wy" if name == "wy_direct" else f"gdn_{name}", f"{struct.calcsize(params)}s", registers),),
         architectures=_ARCHITECTURES,
         macros=(("KDIM", dim), ("VDIM", dim), *macros.items()),
     )

@@ -45,7 +45,8 @@ def gdn_tree_verify(
     *,
     method: Method = "auto",
     out: Tensor | None = None,
-    dependent: bool = True,
+    form: modules.Form = modules.WY_FORM,
+    dependent: bool = False,
 ) -> Tensor:
     """Return bfloat16 [requests * R, Hv, V], the outputs of all rows before norm and gate.
 
@@ -58,6 +59,7 @@ def gdn_tree_verify(
     method: "path" walks every root path with the bits the stock recurrence gives a chain; "wy"
         solves all paths at once, at most 72 rows, and differs by rounding alone; "auto" is "wy"
         where it can, else "path".
+    form: of WY verify on a GPU: "solve" or "direct", see their sources.
     dependent: let the kernels start before the one ahead on the stream ends.
 
     CPU tensors run the reference. ValueError for tensors that do not fit; on a GPU also what
@@ -79,8 +81,11 @@ def gdn_tree_verify(
     checks.check_kernel(shape, mixed, state_pool, others=(weights.conv_weight, out))
     with torch.cuda.device(mixed.device):
         queries = conv.prepare_rows(*inputs, dependent=dependent)
-        kernel = wy_kernel.wy if chosen == "wy" else path_kernel.path
-        kernel(queries, record, state_pool, slot, trees, out, shape, dependent=dependent)
+        kernel_args = (queries, record, state_pool, slot, trees, out, shape)
+        if chosen == "wy":
+            wy_kernel.wy(*kernel_args, form=form, dependent=dependent)
+        else:
+            path_kernel.path(*kernel_args, dependent=dependent)
     return out
 
 

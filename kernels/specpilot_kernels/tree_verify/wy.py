@@ -1,4 +1,4 @@
-"""Launch of `csrc/wy.cu`: all root paths at once on tensor cores."""
+"""Launch of `csrc/wy.cu` or `csrc/wy_direct.cu`: all root paths at once on tensor cores."""
 
 from __future__ import annotations
 
@@ -23,12 +23,17 @@ def wy(
     out: Tensor,
     shape: GdnShape,
     *,
-    dependent: bool = True,
+    form: modules.Form = modules.WY_FORM,
+    dependent: bool = False,
 ) -> None:
-    """Write `out` bfloat16 [requests * R, Hv, V], at most 72 rows; tensors as `checks` has them."""
+    """Write `out` bfloat16 [requests * R, Hv, V], at most 72 rows; tensors as `checks` has them.
+
+    dependent: only behind `conv.prepare_rows`: the form "direct" reads states, slots and parents
+        while that kernel runs, so no other kernel still running may write them.
+    """
     requests, rows = trees.parent.shape
     slices = shape.value_dim // modules.WY_SLICE
-    _launcher(shape.key_dim, variant(rows), out.device.index, dependent)(
+    _launcher(shape.key_dim, variant(rows), form, out.device.index, dependent)(
         (slices * shape.value_heads, requests, 1),
         pack(queries, record, state_pool, slot, trees, out, shape),
     )
@@ -56,16 +61,18 @@ def pack(
 def warm(dim: int, rows: int, device: int) -> None:
     """Compile and load the kernel for heads of `dim` and trees of `rows` rows."""
     for dependent in (False, True):
-        _launcher(dim, variant(rows), device, dependent)
+        _launcher(dim, variant(rows), modules.WY_FORM, device, dependent)
 
 
-def _launcher(dim: int, rows: int, device: int, dependent: bool) -> launch.Launcher:
+def _launcher(
+    dim: int, rows: int, form: modules.Form, device: int, dependent: bool
+) -> launch.Launcher:
     options = launch.Options(
-        shared_bytes=modules.wy_shared_bytes(rows, dim),
+        shared_bytes=modules.wy_shared_bytes(rows, dim, form),
         dependent=dependent,
         carveout=modules.CARVEOUT,
     )
     return launch.prepare(
-        modules.wy(dim, rows), "gdn_wy", block=(modules.wy_threads(rows), 1, 1), device=device,
-        options=options,
+        modules.wy(dim, rows, form), "gdn_wy", block=(modules.wy_threads(rows, form), 1, 1),
+        device=device, options=options,
     )  # fmt: skip

@@ -92,7 +92,10 @@ class Verified:
 
 
 def verify(case: Case, method: str) -> Verified:
-    """Run the kernels through their launchers, into poisoned memory."""
+    """Run the kernels through their launchers, into poisoned memory.
+
+    method: "path", "wy", or "direct", the other form of WY verify.
+    """
     requests, rows = case.trees.parent.shape
     record = ReplayRecord.allocate(case.shape, requests, rows, "cpu")
     for tensor in (record.kv, record.k_scale, record.g, record.beta, record.mixed):
@@ -104,6 +107,9 @@ def verify(case: Case, method: str) -> Verified:
         case.mixed, case.a, case.b, case.weights, case.windows, case.slot, case.trees, record,
         case.shape,
     )  # fmt: skip
-    kernel = wy.wy if method == "wy" else path_kernel.path
-    kernel(queries, record, case.states, case.slot, case.trees, out, case.shape)
+    tensors = (queries, record, case.states, case.slot, case.trees, out, case.shape)
+    if method == "path":
+        path_kernel.path(*tensors)
+    else:
+        wy.wy(*tensors, form="direct" if method == "direct" else "solve")
     return Verified(out.view(requests, rows, *out.shape[1:]), record, queries)

@@ -6,7 +6,6 @@
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-using u8 = unsigned char;
 
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline float __fsub_rn(float x, float y) { return x - y; }
@@ -30,4 +29,11 @@ inline float divide(float x, float y) { return x / y; }
 inline unsigned to_bf16x2(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
 inline unsigned multiply_bf16x2(unsigned x, unsigned y) {
   return to_bf16x2(half_of(x, 0) * half_of(y, 0), half_of(x, 1) * half_of(y, 1));
+}
+
+inline void solvers_meet() { emulator::meet(emulator::named[1], 128); }
+inline void wait_for_tables() { emulator::meet(emulator::named[2], 256); }
+inline void tables_are_full() {
+  emulator::Barrier& barrier = emulator::named[2];
+  if (++barrier.arrived == 256) barrier = {0, barrier.phase + 1};
 }

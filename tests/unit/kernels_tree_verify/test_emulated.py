@@ -7,6 +7,7 @@ real ones.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,8 @@ from specpilot_kernels.tree_verify.verify import gdn_tree_verify  # noqa: E402
 SMALL = GdnShape(1, 2, 64, 64)
 LARGE = GdnShape(1, 1, 128, 128)
 KINDS = ("random", "near-equal keys", "strong gates")
-METHODS = ("path", "wy")
+WY = ("wy", "direct")
+METHODS = ("path", *WY)
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -56,10 +58,11 @@ def test_trees_of_every_kind(method: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8, 33, 65])
-def test_every_variant_of_wy(rows: int) -> None:
+@pytest.mark.parametrize("method", WY)
+def test_every_variant_of_wy(method: str, rows: int) -> None:
     """Chains of 33 and 65 rows are solved in two and three blocks."""
     case = make([chain(rows)], shape=GdnShape(1, 1, 64, 64))
-    assert not gdn_reference.far_apart(verify(case, "wy").out, reference(case)).any()
+    assert not gdn_reference.far_apart(verify(case, method).out, reference(case)).any()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -69,9 +72,10 @@ def test_heads_of_128(method: str) -> None:
 
 
 def test_shared_memory_is_what_the_launch_asks_for(emulated_gpu: EmulatedGpu) -> None:  # noqa: F811
-    for rows in modules.WY_ROWS:
-        library = emulated_gpu.library(modules.wy(64, rows), "gdn_wy")
-        assert library.shared_bytes() == modules.wy_shared_bytes(rows, 64)
+    forms: tuple[modules.Form, ...] = ("solve", "direct")
+    for rows, form in itertools.product(modules.WY_ROWS, forms):
+        library = emulated_gpu.library(modules.wy(64, rows, form), "gdn_wy")
+        assert library.shared_bytes() == modules.wy_shared_bytes(rows, 64, form)
 
 
 def fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -235,13 +239,14 @@ def test_nobodys_rows_are_zeros_and_poison_is_not_read(method: str) -> None:
 
 
 @pytest.mark.parametrize("value", [2.0**127, 3.3e38, -float("inf"), float("nan")])
-def test_states_that_cannot_be_split(value: float) -> None:
+@pytest.mark.parametrize("method", WY)
+def test_states_that_cannot_be_split(method: str, value: float) -> None:
     """Three bfloat16 parts of such numbers would overflow; the others' outputs are as ever."""
     case = make([random_tree(6, 1)], shape=GdnShape(1, 1, 64, 64))
     column = 20
-    before = verify(case, "wy").out
+    before = verify(case, method).out
     case.states[case.slot[0], 0, column, 3] = value
-    out, expected = verify(case, "wy").out, reference(case)
+    out, expected = verify(case, method).out, reference(case)
     others = [c for c in range(64) if c != column]
     assert not gdn_reference.far_apart(out[..., others], before[..., others]).any()
     seen, right = out[..., column].float(), expected[..., column].float()

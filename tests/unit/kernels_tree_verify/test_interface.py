@@ -186,9 +186,10 @@ def test_a_commit_wants_layers_of_one_kind() -> None:
 def test_shared_memory_fits_a_hopper_block() -> None:
     for dim in modules.HEAD_DIMS:
         for rows in modules.WY_ROWS:
-            assert modules.wy_shared_bytes(rows, dim) <= 227 * 1024
+            for form in ("solve", "direct"):
+                assert modules.wy_shared_bytes(rows, dim, form) <= 227 * 1024
     # Two blocks of 33 rows on a multiprocessor, each with 1 KB of the driver's.
-    assert 2 * (modules.wy_shared_bytes(40, 128) + 1024) <= 228 * 1024
+    assert 2 * (modules.wy_shared_bytes(40, 128, "solve") + 1024) <= 228 * 1024
 
 
 def test_stock_kernels_that_are_not_there_are_a_reason(

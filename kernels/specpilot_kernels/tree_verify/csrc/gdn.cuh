@@ -9,6 +9,7 @@
 #include "common/dependent_launch.cuh"
 #include "common/mma.cuh"
 
+using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;

@@ -55,8 +55,7 @@ __device__ __forceinline__ bool find_path(Walk& walk, const int* parent, int row
 extern "C" __global__ void __launch_bounds__(kThreads)
     gdn_path(const __grid_constant__ Params p) {
   __shared__ Walk walk;
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  wait_then_let_next_start();
   const int blocks = VDIM / kBlockColumns;
   const Heads heads(p.key_heads, p.value_heads, blockIdx.x / blocks);
   const int first = blockIdx.x % blocks * kBlockColumns + threadIdx.x / 32 * kWarpColumns;

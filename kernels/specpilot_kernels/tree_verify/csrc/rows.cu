@@ -145,10 +145,9 @@ __device__ __forceinline__ void gates(const Params& p, i64 request, bool served)
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     gdn_rows(const __grid_constant__ Params p) {
-  let_next_kernel_start();
   const i64 request = blockIdx.z;
   if (static_cast<int>(blockIdx.x) == p.conv_blocks) {
-    wait_for_previous_kernel();
+    wait_then_let_next_start();
     const i64 slot = p.slot[request];
     gates(p, request, slot >= 0 && slot < p.slots);
     return;
@@ -159,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Four weights[kWidth];
   load_weights(p, channel, weights);
   const Four bias = p.conv_bias ? load_four(p.conv_bias + channel) : Four{{0, 0}};
-  wait_for_previous_kernel();
+  wait_then_let_next_start();
 
   // All that says where to read from is asked for at once.
   const i64 slot = p.slot[request], base = request * p.rows;

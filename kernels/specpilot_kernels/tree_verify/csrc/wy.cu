@@ -260,10 +260,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const Place place(p);
-  let_next_kernel_start();
   prefetch_state(p, place);
   clear_tables(s);
-  wait_for_previous_kernel();
+  wait_then_let_next_start();
 
   const i64 slot = p.slot[blockIdx.y];
   copy_rows(p, place, s);

@@ -1,0 +1,234 @@
+// Direct WY verify: its products on tensor cores, and where everything lies in shared memory.
+//
+// Compile-time: KDIM, VDIM, ROWS (tree rows rounded up to a multiple of 8).
+#pragma once
+
+#include "gdn.cuh"
+
+constexpr int kSlice = 64;         // columns of S that a block has
+constexpr int kMultipliers = 128;  // threads that have the state: 16 columns per warp
+constexpr int kSolvers = 128;      // threads that have the tables: a row each, and more than that
+constexpr int kThreads = kMultipliers + kSolvers;
+constexpr int kWarps = kThreads / 32;
+#ifndef BOUND
+#define BOUND 384
+#endif
+constexpr int kBound = BOUND;  // in threads, of registers: leaves room for two blocks of `rows` beside
+constexpr int kRowTiles = (ROWS + 15) / 16;  // of 16 rows, the A operand
+constexpr int kSteps = KDIM / 16;
+constexpr int kKeyPitch = KDIM + 16;  // spreads eight rows over all banks
+constexpr int kValuePitch = kSlice + 8;
+constexpr int kPitch = kSlice + 4;  // of right sides and outputs
+constexpr int kTablePitch = ROWS + 4;
+static_assert(kMultipliers / 32 == kSlice / 16, "a warp multiplies 16 columns");
+static_assert(ROWS <= kSolvers && ROWS % 8 == 0, "a row per solver");
+
+// Factors of a row.
+struct Factors {
+  float beta;
+  float k_scale, q_scale;  // 1 / |k|, KDIM^-1/2 / |q|
+  float decay;             // from the committed state
+  float k_decay, q_decay;  // the same times the scale
+};
+
+struct Shared {
+  u16 keys[16 * kRowTiles][kKeyPitch];
+  u16 queries[16 * kRowTiles][kKeyPitch];
+  u16 values[ROWS][kValuePitch];
+  float system[ROWS][kTablePitch];   // [row i][row j]: decay from j to i, then A_ij
+  float weights[ROWS][kTablePitch];  // [row j][row i]: decay from j to i, then P_ij, then W_ij
+  float right[ROWS][kPitch];         // R
+  float out[ROWS][kPitch];           // gamma_i S0^T q_i
+  float alpha[ROWS];
+  int parent[ROWS];
+  Factors factors[ROWS];
+  u8 path[ROWS][ROWS];  // [step][row]: the row itself, its parent, and so on to the root
+};
+
+// ---- the state ---------------------------------------------------------------------------------
+
+// A lane's part of its warp's 16 columns of S0 [columns, KDIM]: columns t / 4 and t / 4 + 8, and of
+// every 16 elements of the key dimension four neighbouring ones. A product over k may take k in any
+// order as long as both operands do, so these four stand for the operand's k = 2t, +1, +8, +9.
+struct StateTile {
+  float4 part[kSteps][2];
+};
+
+__device__ __forceinline__ void load_state(const float* from, StateTile& s) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      s.part[step][half] = __ldcg(reinterpret_cast<const float4*>(
+          from + (lane / 4 + 8 * half) * KDIM + 16 * step + 4 * (lane % 4)));
+}
+
+// Whether any element is not finite or at least 2^60. Products with keys whose norms are not yet
+// taken off could overflow, and from 2^127 on a rounded part could.
+__device__ __forceinline__ bool cannot_split(const StateTile& s) {
+  u32 most = 0;
+  const auto see = [&](float x) { most = max(most, __float_as_uint(x) & 0x7FFFFFFF); };
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4& x = s.part[step][half];
+      see(x.x), see(x.y), see(x.z), see(x.w);
+    }
+  return most >= 0x5D800000;
+}
+
+// Take the leading bfloat16 off two floats and leave the rest; exact.
+__device__ __forceinline__ u32 take_leading(float& low, float& high) {
+  const u32 pair = to_bf16x2(low, high);
+  low = __fsub_rn(low, low_half(pair));
+  high = __fsub_rn(high, high_half(pair));
+  return pair;
+}
+
+// S0 = part[.][0] + part[.][1] + part[.][2], three bfloat16 each: all 24 bits of a float.
+struct StateParts {
+  u32 part[kSteps][3][4];
+};
+
+__device__ __forceinline__ void split(StateTile& s, StateParts& parts) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int part = 0; part < 3; ++part)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4& x = s.part[step][half];
+        parts.part[step][part][half] = take_leading(x.x, x.y);
+        parts.part[step][part][half + 2] = take_leading(x.z, x.w);
+      }
+}
+
+// The same four elements of k of a row: the B operand, or with another row half of the A operand.
+__device__ __forceinline__ uint2 load_pairs(const u16 (*rows)[kKeyPitch], int row, int step) {
+  return *reinterpret_cast<const uint2*>(&rows[row][16 * step + 4 * (threadIdx.x % 4)]);
+}
+
+constexpr int kTogether = 5;  // row tiles whose products are under way at once
+
+struct Products {
+  float d[ROWS / 8][4];  // rows 8 n + 2t, + 1 for columns t / 4 and t / 4 + 8
+};
+
+// d = S0^T times the rows' keys or queries. Each 16 elements of k are summed on tensor cores, the
+// smallest parts first, and these sums rounded to nearest: tensor cores cut off what does not fit.
+__device__ __forceinline__ void multiply_state(const StateParts& s, const u16 (*rows)[kKeyPitch],
+                                               Products& p) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+    for (int first = 0; first < ROWS / 8; first += kTogether) {
+      float sum[kTogether][4];
+      uint2 b[kTogether];
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n) {
+        if (first + n >= ROWS / 8) continue;
+        b[n] = load_pairs(rows, 8 * (first + n) + threadIdx.x % 32 / 4, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[n][i] = 0.f;
+      }
+#pragma unroll
+      for (int part = 2; part >= 0; --part)  // of one row tile they wait for each other
+#pragma unroll
+        for (int n = 0; n < kTogether; ++n)
+          if (first + n < ROWS / 8) mma(sum[n], s.part[step][part], b[n].x, b[n].y);
+#pragma unroll
+      for (int n = 0; n < kTogether; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (first + n >= ROWS / 8) continue;
+          float& d = p.d[first + n][i];
+          d = step ? __fadd_rn(d, sum[n][i]) : sum[n][i];
+        }
+    }
+}
+
+// S0^T times the rows' keys or queries with their scales, for states that cannot be split; slow.
+__device__ __forceinline__ void multiply_state_plainly(const Shared& s, const float* state,
+                                                       bool of_queries, Products& p) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < ROWS / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p.d[n][i] = 0.f;
+#pragma unroll 1
+  for (int k = 0; k < KDIM; ++k) {
+    const float of_state[2] = {__ldcg(state + lane / 4 * KDIM + k),
+                               __ldcg(state + (lane / 4 + 8) * KDIM + k)};
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = 8 * n + lane % 4 * 2 + i % 2;
+        const float scale = of_queries ? s.factors[row].q_scale : s.factors[row].k_scale;
+        const u16 element = of_queries ? s.queries[row][k] : s.keys[row][k];
+        p.d[n][i] = __fmaf_rn(of_state[i / 2], __fmul_rn(scale, from_bf16(element)), p.d[n][i]);
+      }
+  }
+}
+
+// ---- keys among each other ---------------------------------------------------------------------
+
+// d [16, 8] = rows `tile` of `left` times rows `n` of the keys.
+__device__ __forceinline__ void multiply_rows(const u16 (*left)[kKeyPitch],
+                                              const u16 (*keys)[kKeyPitch], int tile, int n,
+                                              float (&d)[4]) {
+  const int row = threadIdx.x % 32 / 4;
+  float sum[kSteps][4];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const uint2 upper = load_pairs(left, 16 * tile + row, step);
+    const uint2 lower = load_pairs(left, 16 * tile + row + 8, step);
+    const uint2 b = load_pairs(keys, 8 * n + row, step);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[step][i] = 0.f;
+    mma(sum[step], {upper.x, lower.x, upper.y, lower.y}, b.x, b.y);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    d[i] = sum[0][i];
+#pragma unroll
+    for (int step = 1; step < kSteps; ++step) d[i] = __fadd_rn(d[i], sum[step][i]);
+  }
+}
+
+// Tiles of 16 x 8 with a row that may have an ancestor among the columns: below the diagonal.
+constexpr int kColumnTiles = ROWS / 8;
+__device__ constexpr int tiles_before(int tile) {
+  int count = 0;
+  for (int i = 0; i < tile; ++i) count += 2 * i + 2 < kColumnTiles ? 2 * i + 2 : kColumnTiles;
+  return count;
+}
+constexpr int kTableTiles = tiles_before(kRowTiles);
+
+// Turn decays into A_ij = beta_i D_ij k_i.k_j and P_ij = D_ij q_i.k_j, a tile per warp and turn.
+__device__ __forceinline__ void fill_tables(Shared& s) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int t = threadIdx.x / 32; t < 2 * kTableTiles; t += kWarps) {
+    const bool of_queries = t % 2;
+    int tile = 0, n = t / 2;
+    for (int row = min(2, kColumnTiles); n >= row; row = min(2 * tile + 2, kColumnTiles))
+      n -= row, ++tile;
+    float d[4];
+    multiply_rows(of_queries ? s.queries : s.keys, s.keys, tile, n, d);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = 16 * tile + lane / 4 + 8 * (e / 2), j = 8 * n + lane % 4 * 2 + e % 2;
+      if (i >= ROWS) continue;
+      float& entry = of_queries ? s.weights[j][i] : s.system[i][j];
+      const float decay = entry;
+      const float scale = of_queries ? s.factors[i].q_scale
+                                     : __fmul_rn(s.factors[i].beta, s.factors[i].k_scale);
+      const float product = __fmul_rn(
+          __fmul_rn(decay, __fmul_rn(scale, s.factors[j].k_scale)), d[e]);
+      entry = decay == 0.f ? 0.f : product;  // no ancestor: zero whatever the product
+    }
+  }
+}

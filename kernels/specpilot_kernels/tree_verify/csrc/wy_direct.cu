@@ -1,0 +1,345 @@
+// Direct WY verify: the outputs of all rows of a tree from the committed state alone, in one pass.
+//
+// With S0 the committed state of a value head, Gamma_i the decay from it to row i, D_ij the decay
+// from row j to row i, A_ij = beta_i D_ij k_i.k_j where j is an ancestor of i, else 0, and
+// P_ij = D_ij q_i.k_j where j is i or an ancestor of i, else 0:
+//
+//   (I + A) U = R,   R_i = beta_i (v_i - Gamma_i S0^T k_i),   o_i = Gamma_i S0^T q_i + (P U)_i
+//
+// U is never formed. W (I + A) = P is solved instead, which needs no state, while other warps
+// multiply the state; what is left after that is o_i = Gamma_i S0^T q_i + (W R)_i. Entries of W are
+// q_i carried back along the path, so they are no larger than q_i: W is as benign as U.
+//
+// A block has kSlice columns of a value head of a request, half of its warps are multipliers and
+// half solvers:
+//
+//           multipliers                           solvers
+//   before  S0 to registers, split                parents, root paths
+//   load    -                                     rows and factors; Gamma and D along the paths
+//   fill    A and P from products of keys: both
+//   work    S0^T k and S0^T q, R                  W, backward substitution
+//   add up  o: both
+//
+// What "before" reads, no kernel that may still run writes: this kernel is launched behind `rows`,
+// which lets it start only when all before `rows` has ended. So it overlaps with `rows`.
+//
+// S0 is taken in three bfloat16 parts, keys and queries as the convolution left them; their norms
+// are applied to the sums in float32. All else is plain float32. Powers of A are never formed: they
+// overflow when keys repeat. A state with elements of 2^60 or more, or that are not finite, is
+// multiplied without splitting. Everything is summed over ancestors in the order of their rows, so
+// neither siblings nor their order change a bit.
+//
+// Compile-time: KDIM, VDIM, ROWS.
+
+#include "direct_tiles.cuh"
+
+struct Params {
+  const u16* q;          // [requests * rows, key heads * KDIM], after the convolution
+  const float* q_scale;  // [requests * rows, key heads]: 1 / |q|
+  const u16* kv;         // [requests * rows, key heads * KDIM + value heads * VDIM]
+  const float* k_scale;  // [requests * rows, key heads]: 1 / |k|
+  const float* g;        // [requests * rows, value heads]
+  const float* beta;
+  const float* states;   // committed: [slots, value heads, VDIM, KDIM]
+  const i64* slot;       // [requests]
+  const int* parent;     // [requests, rows]
+  u16* out;              // [requests * rows, value heads, VDIM]
+  i64 state_slot;
+  float scale;           // KDIM^-1/2
+  int rows, key_heads, value_heads, slots;
+};
+
+// Which part of the work a block has.
+struct Place {
+  i64 base;  // first row of the request
+  int head, key_head, column;
+
+  __device__ __forceinline__ explicit Place(const Params& p) {
+    base = static_cast<i64>(blockIdx.y) * p.rows;
+    head = blockIdx.x / (VDIM / kSlice);
+    key_head = head / (p.value_heads / p.key_heads);
+    column = blockIdx.x % (VDIM / kSlice) * kSlice;
+  }
+};
+
+// ---- barriers ----------------------------------------------------------------------------------
+
+__device__ __forceinline__ void solvers_meet() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kSolvers) : "memory");
+}
+
+// The tables are full: multipliers say so and go on, solvers wait for all.
+__device__ __forceinline__ void tables_are_full() {
+  asm volatile("barrier.arrive 2, %0;" ::"n"(kThreads) : "memory");
+}
+__device__ __forceinline__ void wait_for_tables() {
+  asm volatile("barrier.sync 2, %0;" ::"n"(kThreads) : "memory");
+}
+
+// ---- solvers: rows and decays ------------------------------------------------------------------
+
+__device__ __forceinline__ void clear_tables(Shared& s) {
+  float4* tables = reinterpret_cast<float4*>(&s.system[0][0]);
+  for (int i = threadIdx.x - kMultipliers; i < 2 * ROWS * kTablePitch / 4; i += kSolvers)
+    tables[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+}
+
+// Write down the root path of each row; return this thread's rows on it, 0 for a row without node.
+__device__ __forceinline__ int find_paths(const Params& p, const Place& place, Shared& s) {
+  const int row = threadIdx.x - kMultipliers;
+  if (row < ROWS)
+    s.parent[row] = row < p.rows ? __ldcg(p.parent + place.base + row) : kUnused;
+  clear_tables(s);
+  solvers_meet();
+  if (row >= ROWS || s.parent[row] == kUnused) return 0;
+  int length = 0;
+  for (int j = row;;) {
+    s.path[length++][row] = static_cast<u8>(j);
+    const int parent = s.parent[j];
+    if (static_cast<u32>(parent) >= static_cast<u32>(j)) return length;  // j is the root
+    j = parent;
+  }
+}
+
+// Start copying what all rows have; rows that the tree has not become zeros.
+__device__ __forceinline__ void copy_rows(const Params& p, const Place& place, Shared& s) {
+  constexpr int kKeyPieces = KDIM / 8, kValuePieces = kSlice / 8;
+  const int keys = p.key_heads * KDIM, pitch = keys + p.value_heads * VDIM;
+#pragma unroll 4
+  for (int i = threadIdx.x - kMultipliers; i < 16 * kRowTiles * kKeyPieces; i += kSolvers) {
+    const int row = i / kKeyPieces, piece = i % kKeyPieces * 8;
+    const u32 bytes = row < p.rows ? 16 : 0;
+    const i64 at = place.base + (bytes ? row : 0);
+    const int from = place.key_head * KDIM + piece;
+    copy16(shared_address(&s.keys[row][piece]), p.kv + at * pitch + from, bytes);
+    copy16(shared_address(&s.queries[row][piece]), p.q + at * keys + from, bytes);
+  }
+#pragma unroll 4
+  for (int i = threadIdx.x - kMultipliers; i < ROWS * kValuePieces; i += kSolvers) {
+    const int row = i / kValuePieces, piece = i % kValuePieces * 8;
+    const u32 bytes = row < p.rows ? 16 : 0;
+    const i64 at = place.base + (bytes ? row : 0);
+    copy16(shared_address(&s.values[row][piece]),
+           p.kv + at * pitch + keys + place.head * VDIM + place.column + piece, bytes);
+  }
+  copies_commit();
+}
+
+// Decays from all ancestors to a row, by its path, and all the row's factors.
+__device__ __forceinline__ void walk(Shared& s, int row, int length, Factors own) {
+  float decay = 1.f;
+  for (int step = 0; step < length; step += 4) {
+    int j[4];
+    float alpha[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) j[e] = s.path[min(step + e, length - 1)][row];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) alpha[e] = s.alpha[j[e]];
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (step + e < length) {
+        s.system[row][j[e]] = s.weights[j[e]][row] = decay;  // nobody reads A's diagonal
+        decay = __fmul_rn(decay, alpha[e]);
+      }
+  }
+  own.decay = length ? decay : 0.f;
+  own.k_decay = __fmul_rn(own.decay, own.k_scale);
+  own.q_decay = __fmul_rn(own.decay, own.q_scale);
+  s.factors[row] = own;
+}
+
+// All that solvers do before the tables are filled.
+__device__ __forceinline__ void bring_rows(const Params& p, const Place& place, int length,
+                                           Shared& s) {
+  const int row = threadIdx.x - kMultipliers;
+  Factors own{0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+  float g = 0.f;
+  if (row < p.rows) {  // rows without node have zeros there
+    const i64 at = place.base + row;
+    const i64 head = at * p.value_heads + place.head, key = at * p.key_heads + place.key_head;
+    g = p.g[head];
+    own.beta = p.beta[head];
+    own.k_scale = p.k_scale[key];
+    own.q_scale = p.q_scale[key];
+  }
+  copy_rows(p, place, s);
+  own.q_scale = __fmul_rn(own.q_scale, p.scale);
+  if (row < ROWS) s.alpha[row] = exponential(g);
+  solvers_meet();
+  if (row < ROWS) walk(s, row, length, own);
+  copies_wait<0>();
+}
+
+// ---- solvers: weights --------------------------------------------------------------------------
+
+__device__ __forceinline__ float4 load_four(const float* from) {
+  return *reinterpret_cast<const float4*>(from);
+}
+
+// m[c] -= w A[l][first + c] for c < count, of eight columns.
+__device__ __forceinline__ void take_off(const Shared& s, int l, int first, float w, int count,
+                                         float (&m)[8]) {
+#pragma unroll
+  for (int quad = 0; quad < 2; ++quad) {
+    if (4 * quad >= count) continue;
+    const float4 a = load_four(&s.system[l][first + 4 * quad]);
+    const float four[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (4 * quad + e < count) m[4 * quad + e] = __fmaf_rn(-w, four[e], m[4 * quad + e]);
+  }
+}
+
+// P into W: W_ij = P_ij - sum over l > j of W_il A_lj, a thread per row i, eight j at a time, all
+// sums from the highest l down.
+__device__ __forceinline__ void solve_weights(Shared& s, int rows) {
+  const int lane = threadIdx.x % 32;
+  if (lane >= 16) return;
+#pragma unroll 1
+  for (int tile = threadIdx.x / 32 - kMultipliers / 32; 16 * tile < rows; tile += kSolvers / 32) {
+    const int i = 16 * tile + lane, top = min(16 * tile + 16, rows) - 1;
+    if (i >= rows) continue;
+#pragma unroll 1
+    for (int first = top / 8 * 8; first >= 0; first -= 8) {
+      float m[8];
+#pragma unroll
+      for (int c = 0; c < 8; ++c) m[c] = s.weights[first + c][i];
+#pragma unroll 8
+      for (int l = top; l >= first + 8; --l) take_off(s, l, first, s.weights[l][i], 8, m);
+#pragma unroll
+      for (int c = 7; c > 0; --c) take_off(s, first + c, first, m[c], c, m);
+#pragma unroll
+      for (int c = 0; c < 8; ++c) s.weights[first + c][i] = m[c];
+    }
+  }
+}
+
+// ---- multipliers -------------------------------------------------------------------------------
+
+// Right sides, from products with keys, or first parts of the outputs, from products with queries.
+// `scaled`: the products have the scales of keys or queries in them.
+__device__ __forceinline__ void combine(Shared& s, const Products& p, bool scaled, int first,
+                                        bool of_queries) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < ROWS / 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = 8 * n + lane % 4 * 2 + e % 2, column = first + lane / 4 + 8 * (e / 2);
+      const Factors& own = s.factors[row];
+      const float decay = scaled ? own.decay : of_queries ? own.q_decay : own.k_decay;
+      if (of_queries)
+        s.out[row][column] = __fmul_rn(decay, p.d[n][e]);
+      else
+        s.right[row][column] =
+            __fmul_rn(own.beta, __fmaf_rn(-decay, p.d[n][e], from_bf16(s.values[row][column])));
+    }
+}
+
+// Load and split; return whether the warp has a state that cannot be split.
+__device__ __forceinline__ bool bring_state(const float* from, StateParts& parts) {
+  StateTile tile;
+  load_state(from, tile);
+  const bool plainly = __any_sync(~0u, cannot_split(tile));
+  split(tile, parts);
+  return plainly;
+}
+
+__device__ __forceinline__ void multiply(Shared& s, const float* state, const StateParts& parts,
+                                         bool plainly, int first) {
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {
+    const bool of_queries = turn;
+    Products products;
+    if (plainly)
+      multiply_state_plainly(s, state, of_queries, products);
+    else
+      multiply_state(parts, of_queries ? s.queries : s.keys, products);
+    combine(s, products, plainly, first, of_queries);
+  }
+}
+
+// ---- all ---------------------------------------------------------------------------------------
+
+// o = out + W R: a warp has four rows at a time, a lane two columns of them. Rows take as many
+// steps as their number, so the first turn begins at the end and the next one at the beginning.
+__device__ __forceinline__ void add_up(const Params& p, const Place& place, const Shared& s) {
+  const int warp = threadIdx.x / 32, column = threadIdx.x % 32 * 2, groups = (p.rows + 3) / 4;
+#pragma unroll 1
+  for (int turn = 0; kWarps * turn < groups; ++turn) {
+    const int from_end = kWarps * turn + (turn % 2 ? kWarps - 1 - warp : warp);
+    if (from_end >= groups) continue;
+    const int i = 4 * (groups - 1 - from_end);
+    float o[4][2];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 begin = *reinterpret_cast<const float2*>(&s.out[i + e][column]);
+      o[e][0] = begin.x, o[e][1] = begin.y;
+    }
+#pragma unroll 2
+    for (int four = 0; four <= i; four += 4)
+#pragma unroll
+      for (int j = four; j < four + 4; ++j) {
+        const float2 r = *reinterpret_cast<const float2*>(&s.right[j][column]);
+        const float4 w = load_four(&s.weights[j][i]);
+        const float weight[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          o[e][0] = __fmaf_rn(weight[e], r.x, o[e][0]);
+          o[e][1] = __fmaf_rn(weight[e], r.y, o[e][1]);
+        }
+      }
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      if (i + e < p.rows) {
+        const bool live = s.parent[i + e] != kUnused;
+        u16* to = p.out + ((place.base + i + e) * p.value_heads + place.head) * VDIM +
+                  place.column + column;
+        *reinterpret_cast<u32*>(to) = live ? to_bf16x2(o[e][0], o[e][1]) : 0;
+      }
+  }
+}
+
+__device__ __forceinline__ void write_zeros(const Params& p, const Place& place) {
+  for (int i = threadIdx.x; i < p.rows * kSlice; i += kThreads)
+    p.out[((place.base + i / kSlice) * p.value_heads + place.head) * VDIM + place.column +
+          i % kSlice] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(kBound)
+    gdn_wy(const __grid_constant__ Params p) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  const Place place(p);
+  const i64 slot = __ldcg(p.slot + blockIdx.y);
+  if (slot < 0 || slot >= p.slots) {
+    wait_then_let_next_start();
+    write_zeros(p, place);
+    return;
+  }
+  const bool multiplies = threadIdx.x < kMultipliers;
+  const int first = threadIdx.x / 32 % (kMultipliers / 32) * 16;
+  const float* state = p.states + slot * p.state_slot +
+                       (static_cast<i64>(place.head) * VDIM + place.column + first) * KDIM;
+  StateParts parts;
+  bool plainly = false;
+  if (multiplies) {
+    plainly = bring_state(state, parts);
+    wait_for_previous_kernel();
+  } else {
+    const int length = find_paths(p, place, s);
+    wait_then_let_next_start();
+    bring_rows(p, place, length, s);
+  }
+  __syncthreads();
+  fill_tables(s);
+  if (multiplies) {
+    tables_are_full();
+    multiply(s, state, parts, plainly, first);
+  } else {
+    wait_for_tables();
+    solve_weights(s, p.rows);
+  }
+  __syncthreads();
+  add_up(p, place, s);
+}
