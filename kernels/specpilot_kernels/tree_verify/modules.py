@@ -45,17 +45,16 @@ _ARCHITECTURES: Final = ("sm_90",)
 def wy_threads(rows: int, form: Form) -> int:
     """Threads of a block.
 
-    "solve": eight warps that multiply, and one or two that walk up the tree; "direct": four that
-    multiply and four that solve.
+    Eight warps multiply; "solve" has one or two that walk up the tree, "direct" four that solve.
     """
-    return 256 + (0 if form == "direct" else 32 if rows <= 40 else 64)
+    return 256 + (128 if form == "direct" else 32 if rows <= 40 else 64)
 
 
 def wy_shared_bytes(rows: int, dim: int, form: Form) -> int:
     """`struct Shared` of WY verify."""
     solved = rows if form == "direct" else -(-rows // min(rows, 32)) * min(rows, 32)
     halves = 2 * (-(-rows // 16) * 16) * (dim + 16) + rows * (WY_SLICE + 8)
-    floats = 2 * rows * (solved + 4) + (solved + rows) * (WY_SLICE + 4) + 8 * rows
+    floats = 2 * rows * (solved + 4) + (solved + rows) * (WY_SLICE + 4) + 8 * rows + 8 * (form == "direct")
     return 2 * halves + 4 * floats + (rows * rows if form == "direct" else 0)
 
 
@@ -81,7 +80,7 @@ def commit(dim: int) -> KernelModule:
 def wy(dim: int, rows: int, form: Form) -> KernelModule:
     """WY verify for up to `rows` rows, one of `WY_ROWS`."""
     if form == "direct":
-        return _module("wy_direct", dim, VERIFY_PARAMS, 168, suffix=f"_{rows}", ROWS=rows)
+        return _module("wy_direct", dim, VERIFY_PARAMS, 128 if rows <= 40 else 168, suffix=f"_{rows}", ROWS=rows)
     blocks = 2 if rows <= 40 and dim == 128 else 1
     warps = -(-blocks * wy_threads(rows, form) // 32 // 4)  # in a quarter of a multiprocessor
     most = min(512 // warps // 8 * 8, 255)

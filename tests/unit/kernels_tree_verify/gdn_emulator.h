@@ -32,8 +32,9 @@ inline unsigned multiply_bf16x2(unsigned x, unsigned y) {
 }
 
 inline void solvers_meet() { emulator::meet(emulator::named[1], 128); }
-inline void wait_for_tables() { emulator::meet(emulator::named[2], 256); }
+inline void halves_meet() { emulator::meet(emulator::named[3], 256); }
+inline void wait_for_tables() { emulator::meet(emulator::named[2], 384); }
 inline void tables_are_full() {
   emulator::Barrier& barrier = emulator::named[2];
-  if (++barrier.arrived == 256) barrier = {0, barrier.phase + 1};
+  if (++barrier.arrived == 384) barrier = {0, barrier.phase + 1};
 }

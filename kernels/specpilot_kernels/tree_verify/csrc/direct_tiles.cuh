@@ -6,21 +6,19 @@
 #include "gdn.cuh"
 
 constexpr int kSlice = 64;         // columns of S that a block has
-constexpr int kMultipliers = 128;  // threads that have the state: 16 columns per warp
+constexpr int kMultipliers = 256;  // threads that have the state: half of 16 columns per warp
 constexpr int kSolvers = 128;      // threads that have the tables: a row each, and more than that
 constexpr int kThreads = kMultipliers + kSolvers;
 constexpr int kWarps = kThreads / 32;
-#ifndef BOUND
-#define BOUND 384
-#endif
-constexpr int kBound = BOUND;  // in threads, of registers: leaves room for two blocks of `rows` beside
+constexpr int kRegisterThreads = ROWS <= 40 ? 512 : kThreads;  // room for a block of `rows` beside
 constexpr int kRowTiles = (ROWS + 15) / 16;  // of 16 rows, the A operand
 constexpr int kSteps = KDIM / 16;
+constexpr int kWarpSteps = kSteps / 2;  // that a multiplying warp has
 constexpr int kKeyPitch = KDIM + 16;  // spreads eight rows over all banks
 constexpr int kValuePitch = kSlice + 8;
 constexpr int kPitch = kSlice + 4;  // of right sides and outputs
 constexpr int kTablePitch = ROWS + 4;
-static_assert(kMultipliers / 32 == kSlice / 16, "a warp multiplies 16 columns");
+static_assert(kMultipliers / 32 == 2 * kSlice / 16, "a warp multiplies half of 16 columns");
 static_assert(ROWS <= kSolvers && ROWS % 8 == 0, "a row per solver");
 
 // Factors of a row.
@@ -41,23 +39,24 @@ struct Shared {
   float out[ROWS][kPitch];           // gamma_i S0^T q_i
   float alpha[ROWS];
   int parent[ROWS];
+  int plainly[kMultipliers / 32];  // of a multiplying warp: its half of the state cannot be split
   Factors factors[ROWS];
   u8 path[ROWS][ROWS];  // [step][row]: the row itself, its parent, and so on to the root
 };
 
 // ---- the state ---------------------------------------------------------------------------------
 
-// A lane's part of its warp's 16 columns of S0 [columns, KDIM]: columns t / 4 and t / 4 + 8, and of
-// every 16 elements of the key dimension four neighbouring ones. A product over k may take k in any
+// A lane's part of half of its warp's 16 columns of S0 [columns, KDIM]: columns t / 4 and t / 4 + 8,
+// and of every 16 elements of the key dimension four neighbouring ones. A product over k may take k in any
 // order as long as both operands do, so these four stand for the operand's k = 2t, +1, +8, +9.
 struct StateTile {
-  float4 part[kSteps][2];
+  float4 part[kWarpSteps][2];
 };
 
 __device__ __forceinline__ void load_state(const float* from, StateTile& s) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kWarpSteps; ++step)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       s.part[step][half] = __ldcg(reinterpret_cast<const float4*>(
@@ -70,7 +69,7 @@ __device__ __forceinline__ bool cannot_split(const StateTile& s) {
   u32 most = 0;
   const auto see = [&](float x) { most = max(most, __float_as_uint(x) & 0x7FFFFFFF); };
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kWarpSteps; ++step)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float4& x = s.part[step][half];
@@ -89,12 +88,12 @@ __device__ __forceinline__ u32 take_leading(float& low, float& high) {
 
 // S0 = part[.][0] + part[.][1] + part[.][2], three bfloat16 each: all 24 bits of a float.
 struct StateParts {
-  u32 part[kSteps][3][4];
+  u32 part[kWarpSteps][3][4];
 };
 
 __device__ __forceinline__ void split(StateTile& s, StateParts& parts) {
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
+  for (int step = 0; step < kWarpSteps; ++step)
 #pragma unroll
     for (int part = 0; part < 3; ++part)
 #pragma unroll
@@ -110,55 +109,60 @@ __device__ __forceinline__ uint2 load_pairs(const u16 (*rows)[kKeyPitch], int ro
   return *reinterpret_cast<const uint2*>(&rows[row][16 * step + 4 * (threadIdx.x % 4)]);
 }
 
-constexpr int kTogether = 5;  // row tiles whose products are under way at once
-
 struct Products {
   float d[ROWS / 8][4];  // rows 8 n + 2t, + 1 for columns t / 4 and t / 4 + 8
 };
 
-// d = S0^T times the rows' keys or queries. Each 16 elements of k are summed on tensor cores, the
-// smallest parts first, and these sums rounded to nearest: tensor cores cut off what does not fit.
+// d = this half of S0^T times the rows' keys or queries, whose elements are in steps `begin` and on.
+// Tensor cores cut off what does not fit, so each 16 elements of k are summed there and these sums
+// rounded to nearest. The two small parts stay there: what is cut off them is too small to matter.
+// Their chains of sums, and the order of the products, keep enough of them under way: with sums that
+// take all three parts the compiler does one row tile after the other, and waits three times as long.
 __device__ __forceinline__ void multiply_state(const StateParts& s, const u16 (*rows)[kKeyPitch],
-                                               Products& p) {
+                                               int begin, Products& p) {
+  constexpr int kTiles = ROWS / 8;
+  float small[kTiles][4];
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step)
+  for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int first = 0; first < ROWS / 8; first += kTogether) {
-      float sum[kTogether][4];
-      uint2 b[kTogether];
+    for (int i = 0; i < 4; ++i) small[n][i] = 0.f;
 #pragma unroll
-      for (int n = 0; n < kTogether; ++n) {
-        if (first + n >= ROWS / 8) continue;
-        b[n] = load_pairs(rows, 8 * (first + n) + threadIdx.x % 32 / 4, step);
+  for (int step = 0; step < kWarpSteps; ++step) {
+    float sum[kTiles][4];
+    uint2 b[kTiles];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[n][i] = 0.f;
-      }
+    for (int n = 0; n < kTiles; ++n) {
+      b[n] = load_pairs(rows, 8 * n + threadIdx.x % 32 / 4, begin + step);
 #pragma unroll
-      for (int part = 2; part >= 0; --part)  // of one row tile they wait for each other
-#pragma unroll
-        for (int n = 0; n < kTogether; ++n)
-          if (first + n < ROWS / 8) mma(sum[n], s.part[step][part], b[n].x, b[n].y);
-#pragma unroll
-      for (int n = 0; n < kTogether; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (first + n >= ROWS / 8) continue;
-          float& d = p.d[first + n][i];
-          d = step ? __fadd_rn(d, sum[n][i]) : sum[n][i];
-        }
+      for (int i = 0; i < 4; ++i) sum[n][i] = 0.f;
     }
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) mma(small[n], s.part[step][2], b[n].x, b[n].y);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) mma(sum[n], s.part[step][0], b[n].x, b[n].y);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) mma(small[n], s.part[step][1], b[n].x, b[n].y);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) p.d[n][i] = step ? __fadd_rn(p.d[n][i], sum[n][i]) : sum[n][i];
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) p.d[n][i] = __fadd_rn(p.d[n][i], small[n][i]);
 }
 
-// S0^T times the rows' keys or queries with their scales, for states that cannot be split; slow.
+// The same with the scales of keys or queries, for states that cannot be split; slow.
 __device__ __forceinline__ void multiply_state_plainly(const Shared& s, const float* state,
-                                                       bool of_queries, Products& p) {
+                                                       bool of_queries, int begin, Products& p) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < ROWS / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) p.d[n][i] = 0.f;
 #pragma unroll 1
-  for (int k = 0; k < KDIM; ++k) {
+  for (int k = 0; k < KDIM / 2; ++k) {
     const float of_state[2] = {__ldcg(state + lane / 4 * KDIM + k),
                                __ldcg(state + (lane / 4 + 8) * KDIM + k)};
 #pragma unroll
@@ -167,7 +171,7 @@ __device__ __forceinline__ void multiply_state_plainly(const Shared& s, const fl
       for (int i = 0; i < 4; ++i) {
         const int row = 8 * n + lane % 4 * 2 + i % 2;
         const float scale = of_queries ? s.factors[row].q_scale : s.factors[row].k_scale;
-        const u16 element = of_queries ? s.queries[row][k] : s.keys[row][k];
+        const u16 element = of_queries ? s.queries[row][16 * begin + k] : s.keys[row][16 * begin + k];
         p.d[n][i] = __fmaf_rn(of_state[i / 2], __fmul_rn(scale, from_bf16(element)), p.d[n][i]);
       }
   }

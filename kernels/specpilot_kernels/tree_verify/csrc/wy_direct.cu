@@ -68,6 +68,10 @@ __device__ __forceinline__ void solvers_meet() {
   asm volatile("barrier.sync 1, %0;" ::"n"(kSolvers) : "memory");
 }
 
+__device__ __forceinline__ void halves_meet() {
+  asm volatile("barrier.sync 3, %0;" ::"n"(kMultipliers) : "memory");
+}
+
 // The tables are full: multipliers say so and go on, solvers wait for all.
 __device__ __forceinline__ void tables_are_full() {
   asm volatile("barrier.arrive 2, %0;" ::"n"(kThreads) : "memory");
@@ -216,47 +220,87 @@ __device__ __forceinline__ void solve_weights(Shared& s, int rows) {
 
 // ---- multipliers -------------------------------------------------------------------------------
 
-// Right sides, from products with keys, or first parts of the outputs, from products with queries.
-// `scaled`: the products have the scales of keys or queries in them.
-__device__ __forceinline__ void combine(Shared& s, const Products& p, bool scaled, int first,
-                                        bool of_queries) {
+// What a multiplying warp has: 16 columns from `first` on, and of the key dimension the lower or the
+// upper half.
+struct Share {
+  int first, upper;
+
+  __device__ __forceinline__ Share() {
+    first = threadIdx.x / 32 % (kSlice / 16) * 16;
+    upper = threadIdx.x / 32 / (kSlice / 16);
+  }
+  __device__ __forceinline__ const float* state(const Params& p, const Place& place,
+                                                i64 slot) const {
+    return p.states + slot * p.state_slot + upper * (KDIM / 2) +
+           (static_cast<i64>(place.head) * VDIM + place.column + first) * KDIM;
+  }
+};
+
+// Load and split.
+__device__ __forceinline__ void bring_state(const float* from, Shared& s, StateParts& parts) {
+  StateTile tile;
+  load_state(from, tile);
+  const bool plainly = __any_sync(~0u, cannot_split(tile));
+  if (threadIdx.x % 32 == 0) s.plainly[threadIdx.x / 32] = plainly;
+  split(tile, parts);
+}
+
+// Call `visit(n, e, row, column)` for each of a lane's products.
+template <class Visit>
+__device__ __forceinline__ void for_products(int first, Visit visit) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < ROWS / 8; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = 8 * n + lane % 4 * 2 + e % 2, column = first + lane / 4 + 8 * (e / 2);
+    for (int e = 0; e < 4; ++e)
+      visit(n, e, 8 * n + lane % 4 * 2 + e % 2, first + lane / 4 + 8 * (e / 2));
+}
+
+// Right sides, from products with keys, or first parts of the outputs, from products with queries,
+// both without the other half, which lies where the result goes. `scaled`: the products have the
+// scales of keys or queries in them.
+__device__ __forceinline__ void combine(Shared& s, const Products& p, bool scaled, int first,
+                                        bool of_queries) {
+  if (of_queries)
+    for_products(first, [&](int n, int e, int row, int column) {
       const Factors& own = s.factors[row];
-      const float decay = scaled ? own.decay : of_queries ? own.q_decay : own.k_decay;
-      if (of_queries)
-        s.out[row][column] = __fmul_rn(decay, p.d[n][e]);
-      else
-        s.right[row][column] =
-            __fmul_rn(own.beta, __fmaf_rn(-decay, p.d[n][e], from_bf16(s.values[row][column])));
-    }
+      s.out[row][column] = __fmul_rn(scaled ? own.decay : own.q_decay,
+                                     __fadd_rn(s.out[row][column], p.d[n][e]));
+    });
+  else
+    for_products(first, [&](int n, int e, int row, int column) {
+      const Factors& own = s.factors[row];
+      const float decay = scaled ? own.decay : own.k_decay;
+      const float sum = __fadd_rn(p.d[n][e], s.right[row][column]);
+      s.right[row][column] =
+          __fmul_rn(own.beta, __fmaf_rn(-decay, sum, from_bf16(s.values[row][column])));
+    });
 }
 
-// Load and split; return whether the warp has a state that cannot be split.
-__device__ __forceinline__ bool bring_state(const float* from, StateParts& parts) {
-  StateTile tile;
-  load_state(from, tile);
-  const bool plainly = __any_sync(~0u, cannot_split(tile));
-  split(tile, parts);
-  return plainly;
-}
-
+// Both halves multiply keys and queries. The lower one gives its products with queries away and
+// takes those with keys, the upper one the other way round.
 __device__ __forceinline__ void multiply(Shared& s, const float* state, const StateParts& parts,
-                                         bool plainly, int first) {
+                                         const Share& share) {
+  const int warp = threadIdx.x / 32, both = kSlice / 16;
+  const bool plainly = s.plainly[warp % both] || s.plainly[warp % both + both];
+  Products products;
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
-    const bool of_queries = turn;
-    Products products;
+    const bool of_queries = turn == share.upper;
+    const int begin = share.upper * kWarpSteps;
     if (plainly)
-      multiply_state_plainly(s, state, of_queries, products);
+      multiply_state_plainly(s, state, of_queries, begin, products);
     else
-      multiply_state(parts, of_queries ? s.queries : s.keys, products);
-    combine(s, products, plainly, first, of_queries);
+      multiply_state(parts, of_queries ? s.queries : s.keys, begin, products);
+    if (turn == 0) {
+      auto& given = of_queries ? s.out : s.right;
+      for_products(share.first, [&](int n, int e, int row, int column) {
+        given[row][column] = products.d[n][e];
+      });
+    }
   }
+  halves_meet();
+  combine(s, products, plainly, share.first, share.upper);
 }
 
 // ---- all ---------------------------------------------------------------------------------------
@@ -306,7 +350,7 @@ __device__ __forceinline__ void write_zeros(const Params& p, const Place& place)
           i % kSlice] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(kBound)
+extern "C" __global__ void __launch_bounds__(kRegisterThreads)
     gdn_wy(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
@@ -318,13 +362,11 @@ extern "C" __global__ void __launch_bounds__(kBound)
     return;
   }
   const bool multiplies = threadIdx.x < kMultipliers;
-  const int first = threadIdx.x / 32 % (kMultipliers / 32) * 16;
-  const float* state = p.states + slot * p.state_slot +
-                       (static_cast<i64>(place.head) * VDIM + place.column + first) * KDIM;
+  const Share share;
+  const float* state = share.state(p, place, slot);
   StateParts parts;
-  bool plainly = false;
   if (multiplies) {
-    plainly = bring_state(state, parts);
+    bring_state(state, s, parts);
     wait_for_previous_kernel();
   } else {
     const int length = find_paths(p, place, s);
@@ -335,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(kBound)
   fill_tables(s);
   if (multiplies) {
     tables_are_full();
-    multiply(s, state, parts, plainly, first);
+    multiply(s, state, parts, share);
   } else {
     wait_for_tables();
     solve_weights(s, p.rows);
