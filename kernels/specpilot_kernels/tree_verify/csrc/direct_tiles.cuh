@@ -118,9 +118,9 @@ struct Products {
 // rounded to nearest. The two small parts stay there: what is cut off them is too small to matter.
 // Their chains of sums, and the order of the products, keep enough of them under way: with sums that
 // take all three parts the compiler does one row tile after the other, and waits three times as long.
-__device__ __forceinline__ void multiply_state(const StateParts& s, const u16 (*rows)[kKeyPitch],
+template <int from, int kTiles>
+__device__ __forceinline__ void multiply_tiles(const StateParts& s, const u16 (*rows)[kKeyPitch],
                                                int begin, Products& p) {
-  constexpr int kTiles = ROWS / 8;
   float small[kTiles][4];
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_state(const StateParts& s, const u16 (*
     uint2 b[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      b[n] = load_pairs(rows, 8 * n + threadIdx.x % 32 / 4, begin + step);
+      b[n] = load_pairs(rows, 8 * (from + n) + threadIdx.x % 32 / 4, begin + step);
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[n][i] = 0.f;
     }
@@ -145,12 +145,22 @@ __device__ __forceinline__ void multiply_state(const StateParts& s, const u16 (*
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) p.d[n][i] = step ? __fadd_rn(p.d[n][i], sum[n][i]) : sum[n][i];
+      for (int i = 0; i < 4; ++i) {
+        float& d = p.d[from + n][i];
+        d = step ? __fadd_rn(d, sum[n][i]) : sum[n][i];
+      }
   }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) p.d[n][i] = __fadd_rn(p.d[n][i], small[n][i]);
+    for (int i = 0; i < 4; ++i) p.d[from + n][i] = __fadd_rn(p.d[from + n][i], small[n][i]);
+}
+
+__device__ __forceinline__ void multiply_state(const StateParts& s, const u16 (*rows)[kKeyPitch],
+                                               int begin, Products& p) {
+  constexpr int kTiles = ROWS / 8, kFirst = kTiles < 5 ? kTiles : 5;  // as registers allow
+  multiply_tiles<0, kFirst>(s, rows, begin, p);
+  if constexpr (kTiles > kFirst) multiply_tiles<kFirst, kTiles - kFirst>(s, rows, begin, p);
 }
 
 // The same with the scales of keys or queries, for states that cannot be split; slow.

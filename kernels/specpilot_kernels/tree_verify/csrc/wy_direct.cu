@@ -51,11 +51,11 @@ struct Params {
 
 // Which part of the work a block has.
 struct Place {
-  i64 base;  // first row of the request
+  int base;  // first row of the request
   int head, key_head, column;
 
   __device__ __forceinline__ explicit Place(const Params& p) {
-    base = static_cast<i64>(blockIdx.y) * p.rows;
+    base = blockIdx.y * p.rows;
     head = blockIdx.x / (VDIM / kSlice);
     key_head = head / (p.value_heads / p.key_heads);
     column = blockIdx.x % (VDIM / kSlice) * kSlice;
@@ -80,7 +80,39 @@ __device__ __forceinline__ void wait_for_tables() {
   asm volatile("barrier.sync 2, %0;" ::"n"(kThreads) : "memory");
 }
 
-// ---- solvers: rows and decays ------------------------------------------------------------------
+// ---- all: rows ---------------------------------------------------------------------------------
+
+// Start copying what all rows have; rows that the tree has not become zeros.
+__device__ __forceinline__ void copy_rows(const Params& p, const Place& place, Shared& s) {
+  constexpr int kKeyPieces = KDIM / 8, kValuePieces = kSlice / 8;
+  const int keys = p.key_heads * KDIM, pitch = keys + p.value_heads * VDIM;
+  constexpr int kKeyTurns = (16 * kRowTiles * kKeyPieces + kThreads - 1) / kThreads;
+  constexpr int kValueTurns = (ROWS * kValuePieces + kThreads - 1) / kThreads;
+#pragma unroll
+  for (int turn = 0; turn < kKeyTurns; ++turn) {
+    const int i = kThreads * turn + threadIdx.x;
+    if (i >= 16 * kRowTiles * kKeyPieces) continue;
+    const int row = i / kKeyPieces, piece = i % kKeyPieces * 8;
+    const u32 bytes = row < p.rows ? 16 : 0;
+    const i64 at = place.base + (bytes ? row : 0);
+    const int from = place.key_head * KDIM + piece;
+    copy16(shared_address(&s.keys[row][piece]), p.kv + at * pitch + from, bytes);
+    copy16(shared_address(&s.queries[row][piece]), p.q + at * keys + from, bytes);
+  }
+#pragma unroll
+  for (int turn = 0; turn < kValueTurns; ++turn) {
+    const int i = kThreads * turn + threadIdx.x;
+    if (i >= ROWS * kValuePieces) continue;
+    const int row = i / kValuePieces, piece = i % kValuePieces * 8;
+    const u32 bytes = row < p.rows ? 16 : 0;
+    const i64 at = place.base + (bytes ? row : 0);
+    copy16(shared_address(&s.values[row][piece]),
+           p.kv + at * pitch + keys + place.head * VDIM + place.column + piece, bytes);
+  }
+  copies_commit();
+}
+
+// ---- solvers: decays ---------------------------------------------------------------------------
 
 __device__ __forceinline__ void clear_tables(Shared& s) {
   float4* tables = reinterpret_cast<float4*>(&s.system[0][0]);
@@ -90,7 +122,7 @@ __device__ __forceinline__ void clear_tables(Shared& s) {
 
 // Write down the root path of each row; return this thread's rows on it, 0 for a row without node.
 __device__ __forceinline__ int find_paths(const Params& p, const Place& place, Shared& s) {
-  const int row = threadIdx.x - kMultipliers;
+  const int row = static_cast<int>(threadIdx.x) - kMultipliers;
   if (row < ROWS)
     s.parent[row] = row < p.rows ? __ldcg(p.parent + place.base + row) : kUnused;
   clear_tables(s);
@@ -105,42 +137,19 @@ __device__ __forceinline__ int find_paths(const Params& p, const Place& place, S
   }
 }
 
-// Start copying what all rows have; rows that the tree has not become zeros.
-__device__ __forceinline__ void copy_rows(const Params& p, const Place& place, Shared& s) {
-  constexpr int kKeyPieces = KDIM / 8, kValuePieces = kSlice / 8;
-  const int keys = p.key_heads * KDIM, pitch = keys + p.value_heads * VDIM;
-#pragma unroll 4
-  for (int i = threadIdx.x - kMultipliers; i < 16 * kRowTiles * kKeyPieces; i += kSolvers) {
-    const int row = i / kKeyPieces, piece = i % kKeyPieces * 8;
-    const u32 bytes = row < p.rows ? 16 : 0;
-    const i64 at = place.base + (bytes ? row : 0);
-    const int from = place.key_head * KDIM + piece;
-    copy16(shared_address(&s.keys[row][piece]), p.kv + at * pitch + from, bytes);
-    copy16(shared_address(&s.queries[row][piece]), p.q + at * keys + from, bytes);
-  }
-#pragma unroll 4
-  for (int i = threadIdx.x - kMultipliers; i < ROWS * kValuePieces; i += kSolvers) {
-    const int row = i / kValuePieces, piece = i % kValuePieces * 8;
-    const u32 bytes = row < p.rows ? 16 : 0;
-    const i64 at = place.base + (bytes ? row : 0);
-    copy16(shared_address(&s.values[row][piece]),
-           p.kv + at * pitch + keys + place.head * VDIM + place.column + piece, bytes);
-  }
-  copies_commit();
-}
-
 // Decays from all ancestors to a row, by its path, and all the row's factors.
 __device__ __forceinline__ void walk(Shared& s, int row, int length, Factors own) {
+  constexpr int kStride = 8;  // steps whose loads are under way together
   float decay = 1.f;
-  for (int step = 0; step < length; step += 4) {
-    int j[4];
-    float alpha[4];
+  for (int step = 0; step < length; step += kStride) {
+    int j[kStride];
+    float alpha[kStride];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) j[e] = s.path[min(step + e, length - 1)][row];
+    for (int e = 0; e < kStride; ++e) j[e] = s.path[min(step + e, length - 1)][row];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) alpha[e] = s.alpha[j[e]];
+    for (int e = 0; e < kStride; ++e) alpha[e] = s.alpha[j[e]];
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
+    for (int e = 0; e < kStride; ++e)
       if (step + e < length) {
         s.system[row][j[e]] = s.weights[j[e]][row] = decay;  // nobody reads A's diagonal
         decay = __fmul_rn(decay, alpha[e]);
@@ -152,26 +161,26 @@ __device__ __forceinline__ void walk(Shared& s, int row, int length, Factors own
   s.factors[row] = own;
 }
 
-// All that solvers do before the tables are filled.
-__device__ __forceinline__ void bring_rows(const Params& p, const Place& place, int length,
-                                           Shared& s) {
-  const int row = threadIdx.x - kMultipliers;
-  Factors own{0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
-  float g = 0.f;
-  if (row < p.rows) {  // rows without node have zeros there
+// What `rows` has left for a solver's row.
+struct Gates {
+  float g, beta, k_scale, q_scale;
+
+  __device__ __forceinline__ Gates(const Params& p, const Place& place, int row)
+      : g(0.f), beta(0.f), k_scale(0.f), q_scale(0.f) {
+    if (row < 0 || row >= p.rows) return;  // rows without node have zeros there
     const i64 at = place.base + row;
     const i64 head = at * p.value_heads + place.head, key = at * p.key_heads + place.key_head;
-    g = p.g[head];
-    own.beta = p.beta[head];
-    own.k_scale = p.k_scale[key];
-    own.q_scale = p.q_scale[key];
+    g = p.g[head], beta = p.beta[head];
+    k_scale = p.k_scale[key], q_scale = p.q_scale[key];
   }
-  copy_rows(p, place, s);
-  own.q_scale = __fmul_rn(own.q_scale, p.scale);
-  if (row < ROWS) s.alpha[row] = exponential(g);
+};
+
+__device__ __forceinline__ void find_decays(Shared& s, int row, int length, float scale,
+                                            const Gates& gates) {
+  if (row < ROWS) s.alpha[row] = exponential(gates.g);
   solvers_meet();
-  if (row < ROWS) walk(s, row, length, own);
-  copies_wait<0>();
+  if (row < ROWS)
+    walk(s, row, length, {gates.beta, gates.k_scale, __fmul_rn(gates.q_scale, scale), 0, 0, 0});
 }
 
 // ---- solvers: weights --------------------------------------------------------------------------
@@ -230,16 +239,14 @@ struct Share {
     upper = threadIdx.x / 32 / (kSlice / 16);
   }
   __device__ __forceinline__ const float* state(const Params& p, const Place& place,
-                                                i64 slot) const {
+                                                int slot) const {
     return p.states + slot * p.state_slot + upper * (KDIM / 2) +
            (static_cast<i64>(place.head) * VDIM + place.column + first) * KDIM;
   }
 };
 
-// Load and split.
-__device__ __forceinline__ void bring_state(const float* from, Shared& s, StateParts& parts) {
-  StateTile tile;
-  load_state(from, tile);
+// Split the state, or say that it cannot be.
+__device__ __forceinline__ void split_state(StateTile& tile, Shared& s, StateParts& parts) {
   const bool plainly = __any_sync(~0u, cannot_split(tile));
   if (threadIdx.x % 32 == 0) s.plainly[threadIdx.x / 32] = plainly;
   split(tile, parts);
@@ -256,31 +263,32 @@ __device__ __forceinline__ void for_products(int first, Visit visit) {
       visit(n, e, 8 * n + lane % 4 * 2 + e % 2, first + lane / 4 + 8 * (e / 2));
 }
 
+__device__ __forceinline__ void store_products(float (*to)[kPitch], const Products& p, int first) {
+  for_products(first, [&](int n, int e, int row, int column) { to[row][column] = p.d[n][e]; });
+}
+
 // Right sides, from products with keys, or first parts of the outputs, from products with queries,
-// both without the other half, which lies where the result goes. `scaled`: the products have the
-// scales of keys or queries in them.
-__device__ __forceinline__ void combine(Shared& s, const Products& p, bool scaled, int first,
+// both without the other half's, which lie where the results go. `scaled`: the products have the
+// scales of keys or queries in them. Nothing is stored before all is loaded, so that loads overlap.
+__device__ __forceinline__ void combine(Shared& s, Products& p, bool scaled, int first,
                                         bool of_queries) {
-  if (of_queries)
-    for_products(first, [&](int n, int e, int row, int column) {
-      const Factors& own = s.factors[row];
-      s.out[row][column] = __fmul_rn(scaled ? own.decay : own.q_decay,
-                                     __fadd_rn(s.out[row][column], p.d[n][e]));
-    });
-  else
-    for_products(first, [&](int n, int e, int row, int column) {
-      const Factors& own = s.factors[row];
-      const float decay = scaled ? own.decay : own.k_decay;
-      const float sum = __fadd_rn(p.d[n][e], s.right[row][column]);
-      s.right[row][column] =
-          __fmul_rn(own.beta, __fmaf_rn(-decay, sum, from_bf16(s.values[row][column])));
-    });
+  auto& results = of_queries ? s.out : s.right;
+  for_products(first, [&](int n, int e, int row, int column) {
+    const Factors& own = s.factors[row];
+    const float decay = scaled ? own.decay : of_queries ? own.q_decay : own.k_decay;
+    const float sum = __fadd_rn(results[row][column], p.d[n][e]);
+    if (of_queries)
+      p.d[n][e] = __fmul_rn(decay, sum);
+    else
+      p.d[n][e] = __fmul_rn(own.beta, __fmaf_rn(-decay, sum, from_bf16(s.values[row][column])));
+  });
+  store_products(results, p, first);
 }
 
 // Both halves multiply keys and queries. The lower one gives its products with queries away and
 // takes those with keys, the upper one the other way round.
-__device__ __forceinline__ void multiply(Shared& s, const float* state, const StateParts& parts,
-                                         const Share& share) {
+__device__ __forceinline__ void multiply(const Params& p, const Place& place, int slot, Shared& s,
+                                         const StateParts& parts, const Share& share) {
   const int warp = threadIdx.x / 32, both = kSlice / 16;
   const bool plainly = s.plainly[warp % both] || s.plainly[warp % both + both];
   Products products;
@@ -289,15 +297,10 @@ __device__ __forceinline__ void multiply(Shared& s, const float* state, const St
     const bool of_queries = turn == share.upper;
     const int begin = share.upper * kWarpSteps;
     if (plainly)
-      multiply_state_plainly(s, state, of_queries, begin, products);
+      multiply_state_plainly(s, share.state(p, place, slot), of_queries, begin, products);
     else
       multiply_state(parts, of_queries ? s.queries : s.keys, begin, products);
-    if (turn == 0) {
-      auto& given = of_queries ? s.out : s.right;
-      for_products(share.first, [&](int n, int e, int row, int column) {
-        given[row][column] = products.d[n][e];
-      });
-    }
+    if (turn == 0) store_products(of_queries ? s.out : s.right, products, share.first);
   }
   halves_meet();
   combine(s, products, plainly, share.first, share.upper);
@@ -315,8 +318,10 @@ __device__ __forceinline__ void add_up(const Params& p, const Place& place, cons
     if (from_end >= groups) continue;
     const int i = 4 * (groups - 1 - from_end);
     float o[4][2];
+    bool live[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
+      live[e] = s.parent[i + e] != kUnused;
       const float2 begin = *reinterpret_cast<const float2*>(&s.out[i + e][column]);
       o[e][0] = begin.x, o[e][1] = begin.y;
     }
@@ -336,17 +341,16 @@ __device__ __forceinline__ void add_up(const Params& p, const Place& place, cons
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if (i + e < p.rows) {
-        const bool live = s.parent[i + e] != kUnused;
-        u16* to = p.out + ((place.base + i + e) * p.value_heads + place.head) * VDIM +
+        u16* to = p.out + (static_cast<i64>(place.base + i + e) * p.value_heads + place.head) * VDIM +
                   place.column + column;
-        *reinterpret_cast<u32*>(to) = live ? to_bf16x2(o[e][0], o[e][1]) : 0;
+        *reinterpret_cast<u32*>(to) = live[e] ? to_bf16x2(o[e][0], o[e][1]) : 0;
       }
   }
 }
 
 __device__ __forceinline__ void write_zeros(const Params& p, const Place& place) {
   for (int i = threadIdx.x; i < p.rows * kSlice; i += kThreads)
-    p.out[((place.base + i / kSlice) * p.value_heads + place.head) * VDIM + place.column +
+    p.out[(static_cast<i64>(place.base + i / kSlice) * p.value_heads + place.head) * VDIM + place.column +
           i % kSlice] = 0;
 }
 
@@ -361,23 +365,31 @@ extern "C" __global__ void __launch_bounds__(kRegisterThreads)
     write_zeros(p, place);
     return;
   }
+  const int at = static_cast<int>(slot);
   const bool multiplies = threadIdx.x < kMultipliers;
   const Share share;
-  const float* state = share.state(p, place, slot);
+  const int row = static_cast<int>(threadIdx.x) - kMultipliers;  // a solver's
+  StateTile tile;
   StateParts parts;
-  if (multiplies) {
-    bring_state(state, s, parts);
-    wait_for_previous_kernel();
-  } else {
-    const int length = find_paths(p, place, s);
-    wait_then_let_next_start();
-    bring_rows(p, place, length, s);
-  }
+  int length = 0;
+  if (multiplies)
+    load_state(share.state(p, place, at), tile);
+  else
+    length = find_paths(p, place, s);
+  wait_then_let_next_start();
+
+  const Gates gates(p, place, row);
+  copy_rows(p, place, s);
+  if (multiplies)
+    split_state(tile, s, parts);
+  else
+    find_decays(s, row, length, p.scale, gates);
+  copies_wait<0>();
   __syncthreads();
   fill_tables(s);
   if (multiplies) {
     tables_are_full();
-    multiply(s, state, parts, share);
+    multiply(p, place, at, s, parts, share);
   } else {
     wait_for_tables();
     solve_weights(s, p.rows);
