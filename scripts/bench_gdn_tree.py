@@ -9,12 +9,18 @@ than L2 by far; the median over replays in which all columns take turns. Columns
     wy, path     verify by either method: convolution, norms, gates, recurrence
     rows         its first kernel alone: convolution, norms, gates
     wy_alone     its second kernel alone
-    wy_plain     verify with WY, without programmatic dependent launch
     chain_stock  SGLang's convolution and verify of a chain, with a snapshot per row
     tree_stock   the same on the tree
     floor        one read of the states at the measured bandwidth
 
-and of one commit of all layers: a path of 12 tokens, and its floor, a read and a write of all
+With --variants also other ways to do WY verify, each as a whole, and its second kernel alone as
+"..._alone". Names are the form, then "_launch" with programmatic dependent launch, then "_3" with
+three rows instead of two in a block of the first kernel:
+
+    direct       weights of the right sides are solved while the state is multiplied
+    solve        U is solved after the state is multiplied
+
+And of one commit of all layers: a path of 12 tokens, and its floor, a read and a write of all
 states. Stock columns need SGLang's sources. Results are checked before they are timed: WY against
 path, and where there are sources path and commit on chains against stock, bit by bit. The file is
 written anew after every line. Most of the time Triton compiles stock's convolution, which it
@@ -53,6 +59,7 @@ BATCHES = (1,)
 DEPTH = 15
 PATH_ROWS = 12
 BAR_ROWS = 33
+VARIANTS = ("solve", "solve_launch", "direct", "direct_3", "direct_launch", "direct_launch_3")
 BARS = {f"wy_{BAR_ROWS}_rows_s": 12e-6, "commit_s": 300e-6}
 """Of batch 1: seconds per layer of WY verify at 33 rows, and of a commit of 12 tokens."""
 
@@ -117,13 +124,46 @@ def run(layer: Layer, slot: torch.Tensor, trees: TreeTables, **options: Any) -> 
     )  # fmt: skip
 
 
-def check(layer: Layer, slot: torch.Tensor, trees: TreeTables, rival: stock.Stock | None) -> Any:
+def run_variant(layer: Layer, slot: torch.Tensor, trees: TreeTables, name: str) -> torch.Tensor:
+    """Verify one layer in one of the ways of `VARIANTS`."""
+    out = layer.mixed.new_empty((len(layer.mixed), SHAPE.value_heads, SHAPE.value_dim))
+    dependent = "_launch" in name
+    queries = conv.prepare_rows(
+        *rows_args(layer, slot, trees), dependent=dependent,
+        rows_per_block=3 if name.endswith("_3") else modules.ROWS_PER_BLOCK,
+    )  # fmt: skip
+    wy.wy(queries, layer.record, layer.states, slot, trees, out, SHAPE,
+          form=form_of(name), dependent=dependent)  # fmt: skip
+    return out
+
+
+def form_of(variant: str) -> modules.Form:
+    """The form of WY verify in a variant's name."""
+    return "direct" if variant.startswith("direct") else "solve"
+
+
+def rows_args(layer: Layer, slot: torch.Tensor, trees: TreeTables) -> tuple[Any, ...]:
+    """What the first kernel takes."""
+    return (layer.mixed, layer.a, layer.b, layer.weights, layer.windows, slot, trees,
+            layer.record, SHAPE)  # fmt: skip
+
+
+def check(
+    layer: Layer, slot: torch.Tensor, trees: TreeTables, rival: stock.Stock | None,
+    variants: Sequence[str],
+) -> Any:  # fmt: skip
     """Stop if something is wrong; return what was compared."""
-    wy_out, path_out = (run(layer, slot, trees, method=m) for m in ("wy", "path"))
-    far = int(gdn_reference.far_apart(wy_out, path_out).sum())
-    if far or not wy_out.isfinite().all():
-        sys.exit(f"{far} outputs of WY are not those of path; times mean nothing")
-    found = {"wy_differs_ratio": (wy_out != path_out).double().mean().item()}
+    path_out = run(layer, slot, trees, method="path")
+    found = {}
+    for name in ("wy", *variants):
+        if name == "wy":
+            out = run(layer, slot, trees, method="wy")
+        else:
+            out = run_variant(layer, slot, trees, name)
+        far = int(gdn_reference.far_apart(out, path_out).sum())
+        if far or not out.isfinite().all():
+            sys.exit(f"{far} outputs of {name} are not those of path; times mean nothing")
+        found[f"{name}_differs_ratio"] = (out != path_out).double().mean().item()
     if rival is None:
         return found
     requests, rows = trees.parent.shape
@@ -142,22 +182,21 @@ def check(layer: Layer, slot: torch.Tensor, trees: TreeTables, rival: stock.Stoc
     return found
 
 
-def parts(layers: list[Layer], slot: torch.Tensor, trees: TreeTables) -> dict[str, list[Work]]:
-    """Both kernels of WY verify, each alone."""
-    rows_works: list[Work] = []
-    wy_works: list[Work] = []
+def parts(
+    layers: list[Layer], slot: torch.Tensor, trees: TreeTables, forms: Sequence[modules.Form]
+) -> dict[str, list[Work]]:
+    """Both kernels of WY verify, each alone, the second one in all `forms` and as it ships."""
+    works: dict[str, list[Work]] = {name: [] for name in (
+        "rows", "wy_alone", *(f"{form}_alone" for form in forms))}  # fmt: skip
     for layer in layers:
-        rows_args = (
-            layer.mixed, layer.a, layer.b, layer.weights, layer.windows, slot, trees, layer.record,
-            SHAPE,
-        )  # fmt: skip
-        queries = conv.prepare_rows(*rows_args)
+        queries = conv.prepare_rows(*rows_args(layer, slot, trees))
         out = run(layer, slot, trees, method="wy")
-        rows_works.append(partial(conv.prepare_rows, *rows_args))
-        wy_works.append(
-            partial(wy.wy, queries, layer.record, layer.states, slot, trees, out, SHAPE)
-        )
-    return {"rows": rows_works, "wy_alone": wy_works}
+        args = (queries, layer.record, layer.states, slot, trees, out, SHAPE)
+        works["rows"].append(partial(conv.prepare_rows, *rows_args(layer, slot, trees)))
+        works["wy_alone"].append(partial(wy.wy, *args))
+        for form in forms:
+            works[f"{form}_alone"].append(partial(wy.wy, *args, form=form))
+    return works
 
 
 def stock_works(
@@ -185,21 +224,21 @@ def stock_works(
 
 
 def bench_verify(
-    requests: int, rows: int, replays: int, rival: stock.Stock | None, read: float
-) -> dict[str, Any]:
+    requests: int, rows: int, replays: int, rival: stock.Stock | None, read: float,
+    variants: Sequence[str],
+) -> dict[str, Any]:  # fmt: skip
     """One line of the table."""
     layers, trees = make_layers(requests, rows), make_trees(requests, rows)
     slot = torch.randperm(requests, device="cuda")
-    checked = check(layers[0], slot, trees, rival)
+    checked = check(layers[0], slot, trees, rival, variants)
     verify.warm(SHAPE, rows, torch.cuda.current_device())
     works: dict[str, list[Work]] = {
         "wy": [partial(run, layer, slot, trees, method="wy") for layer in layers],
         "path": [partial(run, layer, slot, trees, method="path") for layer in layers],
-        "wy_plain": [
-            partial(run, layer, slot, trees, method="wy", dependent=False) for layer in layers
-        ],
-        **parts(layers, slot, trees),
-    }
+        **{name: [partial(run_variant, layer, slot, trees, name) for layer in layers]
+           for name in variants},
+        **parts(layers, slot, trees, sorted({form_of(name) for name in variants})),
+    }  # fmt: skip
     if rival is not None:
         works |= stock_works(rival, layers, slot, trees)
     times = in_turns(works, replays)
@@ -232,17 +271,14 @@ def bench_commit(requests: int, replays: int, read: float) -> dict[str, Any]:
             "floor_s": moved / read}  # fmt: skip
 
 
-COLUMNS = ("wy", "path", "wy_plain", "rows", "wy_alone", "chain_stock", "tree_stock", "floor")
-
-
 def show(found: dict[str, Any]) -> None:
     """Print the table and the bars."""
     print(f"{found['gpu']}, read {found['read_bytes_per_s'] / 1e12:.2f} TB/s; us per layer")
-    print("requests rows " + "".join(f"{name:>12}" for name in COLUMNS))
-    for line in found["verify"]:
-        cells = (line["times_s"].get(name) for name in COLUMNS)
-        print(f"{line['requests']:>8} {line['rows']:>4} " + "".join(
-            f"{'-':>12}" if cell is None else f"{cell * 1e6:12.2f}" for cell in cells))  # fmt: skip
+    lines = found["verify"]
+    head_line = (f"{line['requests']:>8} x{line['rows']:>3}" for line in lines)
+    print("requests x rows " + "".join(head_line))
+    for name in lines[0]["times_s"]:
+        print(f"{name:<16}" + "".join(f"{line['times_s'][name] * 1e6:>13.2f}" for line in lines))
     for line in found["commit"]:
         print(f"commit of {line['path_rows']} rows, {line['requests']} requests: "
               f"{line['commit_s'] * 1e6:.1f} us, floor {line['floor_s'] * 1e6:.1f}")  # fmt: skip
@@ -264,13 +300,14 @@ def rival_or_none() -> stock.Stock | None:
         return None
 
 
-def usage(rows: Sequence[int]) -> dict[str, int]:
+def usage(rows: Sequence[int], variants: Sequence[str]) -> dict[str, int]:
     """Registers per thread of the kernels that were timed."""
     dim = SHAPE.key_dim
     sizes = sorted({next(size for size in modules.WY_ROWS if count <= size) for count in rows})
+    forms = sorted({modules.WY_FORM, *(form_of(name) for name in variants)})
     found = {}
     for module in (modules.rows(dim), modules.path(dim), modules.commit(dim),
-                   *(modules.wy(dim, size) for size in sizes)):  # fmt: skip
+                   *(modules.wy(dim, size, form) for size in sizes for form in forms)):  # fmt: skip
         binary = build.build(module, build.architecture_for(module, launch.capability()))
         found[module.name] = binary.usage[module.entries[0].name].registers
     return found
@@ -310,12 +347,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replays", type=int, default=25)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--requests", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--variants", nargs="+", choices=(*VARIANTS, "all"), default=[])
     return parser.parse_args()
 
 
 def main() -> int:
     """Run everything; 0, since a slow kernel is a result too."""
     options = parse()
+    variants = VARIANTS if "all" in options.variants else options.variants
     begin = time.perf_counter()
     torch.manual_seed(0)
     times = probe.read_times()
@@ -334,9 +373,9 @@ def main() -> int:
     for requests in options.requests:
         save("commit", bench_commit(requests, options.replays, read))
         for rows in options.rows:
-            save("verify", bench_verify(requests, rows, options.replays, rival, read))
+            save("verify", bench_verify(requests, rows, options.replays, rival, read, variants))
             torch.cuda.empty_cache()
-    found["registers"] = usage(options.rows)
+    found["registers"] = usage(options.rows, variants)
     options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     show(found)
     return 0

@@ -48,7 +48,8 @@ def prepare_rows(
     record: ReplayRecord,
     shape: GdnShape,
     *,
-    dependent: bool = True,
+    rows_per_block: int = modules.ROWS_PER_BLOCK,
+    dependent: bool = False,
 ) -> Queries:
     """Fill `record` and return the queries; tensors as `checks` has found them good."""
     requests, rows = trees.parent.shape
@@ -58,8 +59,8 @@ def prepare_rows(
     kept = record.mixed.data_ptr()
     bias = weights.conv_bias
     conv_blocks = -(-shape.channels // (4 * modules.ROWS_THREADS))
-    grid = (conv_blocks + 1, -(-rows // modules.ROWS_PER_BLOCK), requests)
-    _launcher(shape.key_dim, mixed.device.index, dependent)(
+    grid = (conv_blocks + 1, -(-rows // rows_per_block), requests)
+    _launcher(shape.key_dim, rows_per_block, mixed.device.index, dependent)(
         grid,
         _pack(
             mixed.data_ptr(), a.data_ptr(), b.data_ptr(), weights.conv_weight.data_ptr(),
@@ -79,11 +80,12 @@ def prepare_rows(
 def warm(dim: int, device: int) -> None:
     """Compile and load the kernel for heads of `dim`."""
     for dependent in (False, True):
-        _launcher(dim, device, dependent)
+        _launcher(dim, modules.ROWS_PER_BLOCK, device, dependent)
 
 
-def _launcher(dim: int, device: int, dependent: bool) -> launch.Launcher:
+def _launcher(dim: int, rows_per_block: int, device: int, dependent: bool) -> launch.Launcher:
     return launch.prepare(
-        modules.rows(dim), "gdn_rows", block=(modules.ROWS_THREADS, 1, 1), device=device,
+        modules.rows(dim, rows_per_block), "gdn_rows", block=(modules.ROWS_THREADS, 1, 1),
+        device=device,
         options=launch.Options(dependent=dependent, carveout=modules.CARVEOUT),
     )  # fmt: skip

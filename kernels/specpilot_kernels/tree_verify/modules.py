@@ -52,16 +52,17 @@ def wy_threads(rows: int, form: Form) -> int:
 
 def wy_shared_bytes(rows: int, dim: int, form: Form) -> int:
     """`struct Shared` of WY verify."""
-    solved = rows if form == "direct" else -(-rows // min(rows, 32)) * min(rows, 32)
     halves = 2 * (-(-rows // 16) * 16) * (dim + 16) + rows * (WY_SLICE + 8)
-    floats = 2 * rows * (solved + 4) + (solved + rows) * (WY_SLICE + 4) + 8 * rows + 8 * (form == "direct")
-    return 2 * halves + 4 * floats + (rows * rows if form == "direct" else 0)
+    solved = rows if form == "direct" else -(-rows // min(rows, 32)) * min(rows, 32)
+    floats = 2 * rows * (solved + 4) + (solved + rows) * (WY_SLICE + 4) + 8 * rows
+    paths = rows * rows + 4 * 8 if form == "direct" else 0
+    return 2 * halves + 4 * floats + paths
 
 
 @cache
-def rows(dim: int) -> KernelModule:
-    """Convolution, norms and gates for heads of `dim` elements."""
-    return _module("rows", dim, ROWS_PARAMS, 96)
+def rows(dim: int, per_block: int = ROWS_PER_BLOCK) -> KernelModule:
+    """Convolution, norms and gates for heads of `dim` elements, `per_block` rows in a block."""
+    return _module("rows", dim, ROWS_PARAMS, 96, suffix=f"_{per_block}", PER_BLOCK=per_block)
 
 
 @cache
@@ -79,13 +80,17 @@ def commit(dim: int) -> KernelModule:
 @cache
 def wy(dim: int, rows: int, form: Form) -> KernelModule:
     """WY verify for up to `rows` rows, one of `WY_ROWS`."""
-    if form == "direct":
-        return _module("wy_direct", dim, VERIFY_PARAMS, 128 if rows <= 40 else 168, suffix=f"_{rows}", ROWS=rows)
+    suffix = f"_{rows}"
+    if form == "direct":  # at most 128 where a block of `rows` shall find room beside
+        most = 128 if rows <= 40 else 168
+        return _module(
+            "wy_direct", dim, VERIFY_PARAMS, most, entry="gdn_wy", suffix=suffix, ROWS=rows
+        )
     blocks = 2 if rows <= 40 and dim == 128 else 1
     warps = -(-blocks * wy_threads(rows, form) // 32 // 4)  # in a quarter of a multiprocessor
     most = min(512 // warps // 8 * 8, 255)
     return _module(
-        "wy", dim, VERIFY_PARAMS, most, suffix=f"_{rows}", ROWS=rows, BLOCKS_PER_SM=blocks
+        "wy", dim, VERIFY_PARAMS, most, suffix=suffix, ROWS=rows, BLOCKS_PER_SM=blocks
     )
 
 
@@ -103,12 +108,14 @@ def modules() -> tuple[KernelModule, ...]:
 
 
 def _module(
-    name: str, dim: int, params: str, registers: int, *, suffix: str = "", **macros: int
-) -> KernelModule:
+    name: str, dim: int, params: str, registers: int, *, entry: str | None = None,
+    suffix: str = "", **macros: int,
+) -> KernelModule:  # fmt: skip
+    signature = f"{struct.calcsize(params)}s"
     return KernelModule(
         name=f"gdn_{name}_{dim}{suffix}",
         source=f"tree_verify/csrc/{name}.cu",
-        entries=(Entry("gdn_wy" if name == "wy_direct" else f"gdn_{name}", f"{struct.calcsize(params)}s", registers),),
+        entries=(Entry(entry or f"gdn_{name}", signature, registers),),
         architectures=_ARCHITECTURES,
         macros=(("KDIM", dim), ("VDIM", dim), *macros.items()),
     )

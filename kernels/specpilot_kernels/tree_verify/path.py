@@ -20,7 +20,7 @@ def path(
     out: Tensor,
     shape: GdnShape,
     *,
-    dependent: bool = True,
+    dependent: bool = False,
 ) -> None:
     """Write `out` bfloat16 [requests * R, Hv, V]; tensors as `checks` has found them good."""
     requests, rows = trees.parent.shape

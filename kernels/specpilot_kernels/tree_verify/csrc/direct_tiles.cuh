@@ -10,7 +10,8 @@ constexpr int kMultipliers = 256;  // threads that have the state: half of 16 co
 constexpr int kSolvers = 128;      // threads that have the tables: a row each, and more than that
 constexpr int kThreads = kMultipliers + kSolvers;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRegisterThreads = ROWS <= 40 ? 512 : kThreads;  // room for a block of `rows` beside
+// As many would have room for their registers: one block of us leaves some to a block of `rows`.
+constexpr int kRegisterThreads = ROWS <= 40 ? 512 : kThreads;
 constexpr int kRowTiles = (ROWS + 15) / 16;  // of 16 rows, the A operand
 constexpr int kSteps = KDIM / 16;
 constexpr int kWarpSteps = kSteps / 2;  // that a multiplying warp has
@@ -46,9 +47,9 @@ struct Shared {
 
 // ---- the state ---------------------------------------------------------------------------------
 
-// A lane's part of half of its warp's 16 columns of S0 [columns, KDIM]: columns t / 4 and t / 4 + 8,
-// and of every 16 elements of the key dimension four neighbouring ones. A product over k may take k in any
-// order as long as both operands do, so these four stand for the operand's k = 2t, +1, +8, +9.
+// A lane's part of S0 [columns, KDIM]: of its warp's 16 columns t / 4 and t / 4 + 8, of the warp's
+// half of the key dimension four neighbouring elements of every 16. A product over k may take k in
+// any order as long as both operands do, so these four stand for the operand's k = 2t, +1, +8, +9.
 struct StateTile {
   float4 part[kWarpSteps][2];
 };
@@ -113,11 +114,11 @@ struct Products {
   float d[ROWS / 8][4];  // rows 8 n + 2t, + 1 for columns t / 4 and t / 4 + 8
 };
 
-// d = this half of S0^T times the rows' keys or queries, whose elements are in steps `begin` and on.
+// d = this half of S0^T times the rows' keys or queries, of which the half begins at step `begin`.
 // Tensor cores cut off what does not fit, so each 16 elements of k are summed there and these sums
 // rounded to nearest. The two small parts stay there: what is cut off them is too small to matter.
-// Their chains of sums, and the order of the products, keep enough of them under way: with sums that
-// take all three parts the compiler does one row tile after the other, and waits three times as long.
+// As their sums go on, the compiler keeps many products under way; with sums over all three parts
+// it does one row tile after the other, and waits three times as long.
 template <int from, int kTiles>
 __device__ __forceinline__ void multiply_tiles(const StateParts& s, const u16 (*rows)[kKeyPitch],
                                                int begin, Products& p) {
@@ -181,8 +182,9 @@ __device__ __forceinline__ void multiply_state_plainly(const Shared& s, const fl
       for (int i = 0; i < 4; ++i) {
         const int row = 8 * n + lane % 4 * 2 + i % 2;
         const float scale = of_queries ? s.factors[row].q_scale : s.factors[row].k_scale;
-        const u16 element = of_queries ? s.queries[row][16 * begin + k] : s.keys[row][16 * begin + k];
-        p.d[n][i] = __fmaf_rn(of_state[i / 2], __fmul_rn(scale, from_bf16(element)), p.d[n][i]);
+        const u16* vector = of_queries ? s.queries[row] : s.keys[row];
+        const float element = __fmul_rn(scale, from_bf16(vector[16 * begin + k]));
+        p.d[n][i] = __fmaf_rn(of_state[i / 2], element, p.d[n][i]);
       }
   }
 }

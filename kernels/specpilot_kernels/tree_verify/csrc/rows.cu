@@ -7,15 +7,15 @@
 // with the stock kernels' bits: their convolution rounds every product to bfloat16 and adds oldest
 // first. k, v, their scales, g, beta and the rows before the convolution are what a commit replays.
 //
-// A thread has four neighbouring channels of two rows; the lanes of a key head sum their squares.
-// The last block along x has the gates. Rows that no node has get zeros.
+// A thread has four neighbouring channels of PER_BLOCK rows; the lanes of a key head sum their
+// squares. The last block along x has the gates. Rows that no node has get zeros.
 //
-// Compile-time: KDIM, VDIM.
+// Compile-time: KDIM, VDIM, PER_BLOCK.
 
 #include "gdn.cuh"
 
 constexpr int kThreads = 256;
-constexpr int kRowsPerBlock = 2;
+constexpr int kRowsPerBlock = PER_BLOCK;
 constexpr int kWidth = 4;
 
 struct Params {

@@ -54,6 +54,10 @@ struct Place {
   int base;  // first row of the request
   int head, key_head, column;
 
+  // Of a row's outputs, those of this block.
+  __device__ __forceinline__ u16* out(const Params& p, int row) const {
+    return p.out + (static_cast<i64>(base + row) * p.value_heads + head) * VDIM + column;
+  }
   __device__ __forceinline__ explicit Place(const Params& p) {
     base = blockIdx.y * p.rows;
     head = blockIdx.x / (VDIM / kSlice);
@@ -229,8 +233,7 @@ __device__ __forceinline__ void solve_weights(Shared& s, int rows) {
 
 // ---- multipliers -------------------------------------------------------------------------------
 
-// What a multiplying warp has: 16 columns from `first` on, and of the key dimension the lower or the
-// upper half.
+// What a multiplying warp has: 16 columns from `first` on, half of the key dimension.
 struct Share {
   int first, upper;
 
@@ -286,16 +289,15 @@ __device__ __forceinline__ void combine(Shared& s, Products& p, bool scaled, int
 }
 
 // Both halves multiply keys and queries. The lower one gives its products with queries away and
-// takes those with keys, the upper one the other way round.
+// keeps those with keys, the upper one the other way round.
+template <bool plainly>
 __device__ __forceinline__ void multiply(const Params& p, const Place& place, int slot, Shared& s,
                                          const StateParts& parts, const Share& share) {
-  const int warp = threadIdx.x / 32, both = kSlice / 16;
-  const bool plainly = s.plainly[warp % both] || s.plainly[warp % both + both];
+  const int begin = share.upper * kWarpSteps;
   Products products;
 #pragma unroll 1
   for (int turn = 0; turn < 2; ++turn) {
     const bool of_queries = turn == share.upper;
-    const int begin = share.upper * kWarpSteps;
     if (plainly)
       multiply_state_plainly(s, share.state(p, place, slot), of_queries, begin, products);
     else
@@ -304,6 +306,12 @@ __device__ __forceinline__ void multiply(const Params& p, const Place& place, in
   }
   halves_meet();
   combine(s, products, plainly, share.first, share.upper);
+}
+
+// Whether one of both halves cannot be split.
+__device__ __forceinline__ bool plainly(const Shared& s) {
+  const int both = kSlice / 16, warp = threadIdx.x / 32 % both;
+  return s.plainly[warp] || s.plainly[warp + both];
 }
 
 // ---- all ---------------------------------------------------------------------------------------
@@ -341,17 +349,15 @@ __device__ __forceinline__ void add_up(const Params& p, const Place& place, cons
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       if (i + e < p.rows) {
-        u16* to = p.out + (static_cast<i64>(place.base + i + e) * p.value_heads + place.head) * VDIM +
-                  place.column + column;
-        *reinterpret_cast<u32*>(to) = live[e] ? to_bf16x2(o[e][0], o[e][1]) : 0;
+        u32* to = reinterpret_cast<u32*>(place.out(p, i + e) + column);
+        *to = live[e] ? to_bf16x2(o[e][0], o[e][1]) : 0;
       }
   }
 }
 
 __device__ __forceinline__ void write_zeros(const Params& p, const Place& place) {
   for (int i = threadIdx.x; i < p.rows * kSlice; i += kThreads)
-    p.out[(static_cast<i64>(place.base + i / kSlice) * p.value_heads + place.head) * VDIM + place.column +
-          i % kSlice] = 0;
+    place.out(p, i / kSlice)[i % kSlice] = 0;
 }
 
 extern "C" __global__ void __launch_bounds__(kRegisterThreads)
@@ -389,7 +395,10 @@ extern "C" __global__ void __launch_bounds__(kRegisterThreads)
   fill_tables(s);
   if (multiplies) {
     tables_are_full();
-    multiply(p, place, at, s, parts, share);
+    if (plainly(s))
+      multiply<true>(p, place, at, s, parts, share);
+    else
+      multiply<false>(p, place, at, s, parts, share);
   } else {
     wait_for_tables();
     solve_weights(s, p.rows);
