@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gdn_cases import Case
 from torch import Tensor
@@ -11,7 +13,12 @@ from specpilot_kernels.tree_verify.records import ReplayRecord
 from specpilot_kernels.tree_verify.verify import gdn_tree_verify
 
 
-def run(case: Case, method: str, **options: object) -> tuple[Tensor, ReplayRecord]:
+def options_of(method: str) -> dict[str, Any]:
+    """Of `gdn_tree_verify`: "direct" is the other form of WY verify."""
+    return {"method": "wy", "form": "direct"} if method == "direct" else {"method": method}
+
+
+def run(case: Case, method: str, **options: Any) -> tuple[Tensor, ReplayRecord]:
     """Outputs [requests, R, Hv, V] and the record, from poisoned memory."""
     requests, rows = case.trees.parent.shape
     record = ReplayRecord.allocate(case.shape, requests, rows, "cuda")
@@ -21,7 +28,7 @@ def run(case: Case, method: str, **options: object) -> tuple[Tensor, ReplayRecor
     out = torch.full((requests * rows, *heads), torch.nan, dtype=torch.bfloat16, device="cuda")
     gdn_tree_verify(
         case.mixed, case.a, case.b, case.weights, case.states, case.windows, case.slot, case.trees,
-        record, method=method, out=out, **options,  # type: ignore[arg-type]
+        record, out=out, **options_of(method), **options,
     )  # fmt: skip
     return out.view(requests, rows, *heads), record
 

@@ -21,7 +21,7 @@ from gdn_cases import (  # noqa: E402
     same_bits,
     unused,
 )
-from gdn_runs import accepted, commit, run  # noqa: E402
+from gdn_runs import accepted, commit, options_of, run  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from specpilot_kernels.tree_verify import conv, gdn_reference  # noqa: E402
@@ -35,7 +35,8 @@ SMALL = GdnShape(2, 4, 128, 128)
 DEMO = GdnShape(2, 2, 64, 64)
 LARGE = GdnShape(16, 48, 128, 128)
 KINDS = ("random", "near-equal keys", "strong gates")
-METHODS = ("path", "wy")
+WY = ("wy", "direct")
+METHODS = ("path", *WY)
 APPROXIMATIONS = 1e-5  # float32, relative: exponentials and square roots of the GPU
 STEPS = 100
 
@@ -92,20 +93,22 @@ def test_rows_and_gates_are_the_references() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 9, 16, 17, 33, 40, 65, 72])
-def test_wy_is_path_up_to_rounding_on_every_tree(rows: int, kind: str) -> None:
+@pytest.mark.parametrize("method", WY)
+def test_wy_is_path_up_to_rounding_on_every_tree(method: str, rows: int, kind: str) -> None:
     trees = [
         random_tree(rows, 1), chain(rows), random_tree(rows, 2, depth=4), [-1] + [0] * (rows - 1),
         unused(random_tree(max(1, rows // 2), 3), rows),
     ]  # fmt: skip
     for shape in (SMALL, DEMO):
         case = make(trees, shape=shape, kind=kind, seed=rows).to("cuda")
-        wy, path = run(case, "wy")[0], run(case, "path")[0]
+        wy, path = run(case, method)[0], run(case, "path")[0]
         assert wy.isfinite().all()
         assert not gdn_reference.far_apart(wy, path).any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_wy_is_path_along_a_hundred_committed_steps(kind: str) -> None:
+@pytest.mark.parametrize("method", WY)
+def test_wy_is_path_along_a_hundred_committed_steps(method: str, kind: str) -> None:
     """States as a server has them: every step commits a path of another tree."""
     case = make([random_tree(33, 0)] * 2, shape=SMALL, kind=kind).to("cuda")
     for step in range(STEPS):
@@ -114,7 +117,7 @@ def test_wy_is_path_along_a_hundred_committed_steps(kind: str) -> None:
         fresh.states.copy_(case.states)
         fresh.windows.copy_(case.windows)
         fresh.slot.copy_(case.slot)
-        wy, record = run(fresh, "wy")
+        wy, record = run(fresh, method)
         path, _ = run(fresh, "path")
         assert not gdn_reference.far_apart(wy, path).any(), step
         commit(fresh, record, [path_to(trees[0], 32), path_to(trees[1], step % 33)])
@@ -186,11 +189,12 @@ def test_nobodys_rows_are_zeros_and_poison_is_not_read(method: str) -> None:
 
 
 @pytest.mark.parametrize("value", [2.0**127, 3.3e38, -float("inf"), float("nan")])
-def test_states_that_cannot_be_split(value: float) -> None:
+@pytest.mark.parametrize("method", WY)
+def test_states_that_cannot_be_split(method: str, value: float) -> None:
     case = make([random_tree(33, 1)], shape=SMALL).to("cuda")
-    before = run(case, "wy")[0]
+    before = run(case, method)[0]
     case.states[case.slot[0], 0, 20, 3] = value
-    wy, path = run(case, "wy")[0], run(case, "path")[0]
+    wy, path = run(case, method)[0], run(case, "path")[0]
     assert torch.equal(wy.isfinite(), path.isfinite())
     others = [c for c in range(128) if c != 20]
     assert not gdn_reference.far_apart(wy[..., others], before[..., others]).any()
@@ -264,26 +268,27 @@ def test_states_on_the_way_are_those_of_a_shorter_path(dim: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("dependent", [True, False], ids=["dependent", "plain"])
 def test_a_replayed_graph_gives_the_eager_result(method: str, dependent: bool) -> None:
-    """Verify of two layers and the commit in one graph, replayed with other rows and trees."""
+    """Verify, commit and verify again in one graph, replayed with other rows and trees."""
     layers = [make([random_tree(33, 1)], shape=SMALL, seed=s).to("cuda") for s in range(2)]
     layers[1].slot.copy_(layers[0].slot)
     trees, slot = layers[0].trees, layers[0].slot
-    records = [ReplayRecord.allocate(SMALL, 1, 33, "cuda") for _ in layers]
+    *records, after = (ReplayRecord.allocate(SMALL, 1, 33, "cuda") for _ in range(3))
     path, count = accepted([[0]])
     pools = [c.states for c in layers], [c.windows for c in layers]
     commit_all = GdnCommit(records, *pools)
-    tree_verify.warm(SMALL, 33, 0)
+    options = options_of(method)
+    tree_verify.warm(SMALL, 33, 0, **{k: v for k, v in options.items() if k == "form"})
+
+    def verify_layer(c: Case, record: ReplayRecord) -> Tensor:
+        return tree_verify.gdn_tree_verify(
+            c.mixed, c.a, c.b, c.weights, c.states, c.windows, slot, trees, record,
+            dependent=dependent, **options,
+        )  # fmt: skip
 
     def step() -> list[Tensor]:
-        outs = [
-            tree_verify.gdn_tree_verify(
-                c.mixed, c.a, c.b, c.weights, c.states, c.windows, slot, trees, record,
-                method=method, dependent=dependent,  # type: ignore[arg-type]
-            )
-            for c, record in zip(layers, records, strict=True)
-        ]  # fmt: skip
+        outs = [verify_layer(c, record) for c, record in zip(layers, records, strict=True)]
         commit_all(slot, path, count, dependent=dependent)
-        return outs
+        return [*outs, verify_layer(layers[0], after)]  # of the state just committed
 
     begin = [t.clone() for pool in pools for t in pool]
     graph = torch.cuda.CUDAGraph()

@@ -89,12 +89,14 @@ def gdn_tree_verify(
     return out
 
 
-def warm(shape: GdnShape, rows: int, device: int) -> None:
+def warm(
+    shape: GdnShape, rows: int, device: int, *, form: modules.Form = modules.WY_FORM
+) -> None:
     """Compile and load what trees of `rows` rows need, so that verify may be captured."""
     conv.warm(shape.key_dim, device)
     path_kernel.warm(shape.key_dim, device)
     if rows <= MAX_WY_ROWS:
-        wy_kernel.warm(shape.key_dim, rows, device)
+        wy_kernel.warm(shape.key_dim, rows, device, form)
 
 
 def _method(method: Method, rows: int) -> Literal["wy", "path"]:

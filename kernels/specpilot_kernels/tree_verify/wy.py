@@ -58,10 +58,10 @@ def pack(
     )  # fmt: skip
 
 
-def warm(dim: int, rows: int, device: int) -> None:
+def warm(dim: int, rows: int, device: int, form: modules.Form = modules.WY_FORM) -> None:
     """Compile and load the kernel for heads of `dim` and trees of `rows` rows."""
     for dependent in (False, True):
-        _launcher(dim, variant(rows), modules.WY_FORM, device, dependent)
+        _launcher(dim, variant(rows), form, device, dependent)
 
 
 def _launcher(
