@@ -10,7 +10,8 @@ constexpr int kMultipliers = 256;  // threads that have the state: half of 16 co
 constexpr int kSolvers = 128;      // threads that have the tables: a row each, and more than that
 constexpr int kThreads = kMultipliers + kSolvers;
 constexpr int kWarps = kThreads / 32;
-// As many would have room for their registers: one block of us leaves some to a block of `rows`.
+// Threads that registers are for: up to 40 rows more than there are, so that a block of `rows` has
+// room beside one of us.
 constexpr int kRegisterThreads = ROWS <= 40 ? 512 : kThreads;
 constexpr int kRowTiles = (ROWS + 15) / 16;  // of 16 rows, the A operand
 constexpr int kSteps = KDIM / 16;
@@ -34,7 +35,7 @@ struct Shared {
   u16 keys[16 * kRowTiles][kKeyPitch];
   u16 queries[16 * kRowTiles][kKeyPitch];
   u16 values[ROWS][kValuePitch];
-  float system[ROWS][kTablePitch];   // [row i][row j]: decay from j to i, then A_ij
+  float system[ROWS][kTablePitch];   // [row i][row j]: A_ij; nobody reads the diagonal
   float weights[ROWS][kTablePitch];  // [row j][row i]: decay from j to i, then P_ij, then W_ij
   float right[ROWS][kPitch];         // R
   float out[ROWS][kPitch];           // gamma_i S0^T q_i
@@ -227,24 +228,24 @@ constexpr int kTableTiles = tiles_before(kRowTiles);
 __device__ __forceinline__ void fill_tables(Shared& s) {
   const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int t = threadIdx.x / 32; t < 2 * kTableTiles; t += kWarps) {
-    const bool of_queries = t % 2;
-    int tile = 0, n = t / 2;
+  for (int t = threadIdx.x / 32; t < kTableTiles; t += kWarps) {
+    int tile = 0, n = t;
     for (int row = min(2, kColumnTiles); n >= row; row = min(2 * tile + 2, kColumnTiles))
       n -= row, ++tile;
-    float d[4];
-    multiply_rows(of_queries ? s.queries : s.keys, s.keys, tile, n, d);
+    float of_keys[4], of_queries[4];
+    multiply_rows(s.keys, s.keys, tile, n, of_keys);
+    multiply_rows(s.queries, s.keys, tile, n, of_queries);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int i = 16 * tile + lane / 4 + 8 * (e / 2), j = 8 * n + lane % 4 * 2 + e % 2;
       if (i >= ROWS) continue;
-      float& entry = of_queries ? s.weights[j][i] : s.system[i][j];
-      const float decay = entry;
-      const float scale = of_queries ? s.factors[i].q_scale
-                                     : __fmul_rn(s.factors[i].beta, s.factors[i].k_scale);
-      const float product = __fmul_rn(
-          __fmul_rn(decay, __fmul_rn(scale, s.factors[j].k_scale)), d[e]);
-      entry = decay == 0.f ? 0.f : product;  // no ancestor: zero whatever the product
+      const Factors& own = s.factors[i];
+      const float decay = s.weights[j][i], scale = s.factors[j].k_scale;
+      const float a = __fmul_rn(__fmul_rn(decay, __fmul_rn(__fmul_rn(own.beta, own.k_scale), scale)),
+                                of_keys[e]);
+      const float p = __fmul_rn(__fmul_rn(decay, __fmul_rn(own.q_scale, scale)), of_queries[e]);
+      s.system[i][j] = decay == 0.f ? 0.f : a;  // no ancestor: zero whatever the product
+      s.weights[j][i] = decay == 0.f ? 0.f : p;
     }
   }
 }

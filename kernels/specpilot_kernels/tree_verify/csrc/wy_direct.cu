@@ -10,18 +10,18 @@
 // multiply the state; what is left after that is o_i = Gamma_i S0^T q_i + (W R)_i. Entries of W are
 // q_i carried back along the path, so they are no larger than q_i: W is as benign as U.
 //
-// A block has kSlice columns of a value head of a request, half of its warps are multipliers and
-// half solvers:
+// A block has kSlice columns of a value head of a request. Two thirds of its warps are multipliers,
+// the others solvers; the phases end with barriers:
 //
-//           multipliers                           solvers
-//   before  S0 to registers, split                parents, root paths
-//   load    -                                     rows and factors; Gamma and D along the paths
-//   fill    A and P from products of keys: both
-//   work    S0^T k and S0^T q, R                  W, backward substitution
-//   add up  o: both
+//             multipliers                      solvers
+//   before    S0 to registers                  root paths
+//   load      rows; S0 in three parts          rows; Gamma and D along the paths
+//   fill      A and P, from products of keys and queries
+//   work      S0^T k, S0^T q, R                W, by backward substitution
+//   add up    o
 //
-// What "before" reads, no kernel that may still run writes: this kernel is launched behind `rows`,
-// which lets it start only when all before `rows` has ended. So it overlaps with `rows`.
+// What "before" reads is not written by any kernel that may still run: only `rows` is ahead of us,
+// and it lets us start when all before it have ended. So that phase costs nothing.
 //
 // S0 is taken in three bfloat16 parts, keys and queries as the convolution left them; their norms
 // are applied to the sums in float32. All else is plain float32. Powers of A are never formed: they
@@ -155,7 +155,7 @@ __device__ __forceinline__ void walk(Shared& s, int row, int length, Factors own
 #pragma unroll
     for (int e = 0; e < kStride; ++e)
       if (step + e < length) {
-        s.system[row][j[e]] = s.weights[j[e]][row] = decay;  // nobody reads A's diagonal
+        s.weights[j[e]][row] = decay;
         decay = __fmul_rn(decay, alpha[e]);
       }
   }
@@ -360,7 +360,7 @@ __device__ __forceinline__ void write_zeros(const Params& p, const Place& place)
     place.out(p, i / kSlice)[i % kSlice] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(kRegisterThreads)
+extern "C" __global__ void __launch_bounds__(kRegisterThreads, 1)
     gdn_wy(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
