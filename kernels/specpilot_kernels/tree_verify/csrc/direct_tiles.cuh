@@ -240,10 +240,9 @@ __device__ __forceinline__ void fill_tables(Shared& s) {
       const int i = 16 * tile + lane / 4 + 8 * (e / 2), j = 8 * n + lane % 4 * 2 + e % 2;
       if (i >= ROWS) continue;
       const Factors& own = s.factors[i];
-      const float decay = s.weights[j][i], scale = s.factors[j].k_scale;
-      const float a = __fmul_rn(__fmul_rn(decay, __fmul_rn(__fmul_rn(own.beta, own.k_scale), scale)),
-                                of_keys[e]);
-      const float p = __fmul_rn(__fmul_rn(decay, __fmul_rn(own.q_scale, scale)), of_queries[e]);
+      const float decay = s.weights[j][i], scale = __fmul_rn(decay, s.factors[j].k_scale);
+      const float a = __fmul_rn(__fmul_rn(__fmul_rn(own.beta, own.k_scale), scale), of_keys[e]);
+      const float p = __fmul_rn(__fmul_rn(own.q_scale, scale), of_queries[e]);
       s.system[i][j] = decay == 0.f ? 0.f : a;  // no ancestor: zero whatever the product
       s.weights[j][i] = decay == 0.f ? 0.f : p;
     }
