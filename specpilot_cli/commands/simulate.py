@@ -101,6 +101,7 @@ def batch(
     from specpilot_cli.io.lattice_file import read_lattice
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.simulate_page import render_batch_page
+    from specpilot_cli.schema.deployment import of_batch_times, of_recording, projected_because
     from specpilot_cli.simulate.batch import simulate_batches
     from specpilot_cli.simulate.inputs import load_batch_times
     from specpilot_cli.simulate.policy import parse_policy
@@ -115,13 +116,18 @@ def batch(
         found = simulate_batches(
             recording, times, policies, counts, repeat=repeat, reporter=reporter
         )
+    projected = projected_because(
+        of_recording(recording.metadata), of_batch_times(times), what="the step times"
+    )
     envelope = build_envelope(
-        "simulate batch", {"step_times": times, "runs": found}, inputs=[lattice]
+        "simulate batch",
+        {"step_times": times, "projected_because": projected, "runs": found},
+        inputs=[lattice],
     )
     options.finish(
         envelope, as_json=as_json, output=output, force=force,
-        text=lambda: _print_batches(found, times),
-        writers={".html": lambda: render_batch_page(found, times, envelope)},
+        text=lambda: _print_batches(found, times, projected),
+        writers={".html": lambda: render_batch_page(found, times, envelope, projected=projected)},
     )  # fmt: skip
 
 
@@ -137,7 +143,9 @@ def _counts(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _print_batches(found: list[BatchResult], times: BatchStepTimes) -> None:
+def _print_batches(
+    found: list[BatchResult], times: BatchStepTimes, projected: tuple[str, ...]
+) -> None:
     from specpilot_cli.report.simulate_page import (
         BATCH_COLUMNS,
         batch_finding,
@@ -148,7 +156,7 @@ def _print_batches(found: list[BatchResult], times: BatchStepTimes) -> None:
 
     head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
     print_table(head, batch_rows(found), title=f"simulated; step times: {times.source}")
-    for note in batch_notes(found, times):
+    for note in batch_notes(found, times, projected):
         print_line(f"note: {note}")
     print_line(batch_finding(found))
 
