@@ -15,6 +15,8 @@ import pytest
 from specpilot_cli.io.json_file import read_json
 from specpilot_cli.io.lattice_file import read_lattice
 
+pytestmark = pytest.mark.slow
+
 # What the run says when it gets there.
 MOMENTS = {
     "weights": "1/5",

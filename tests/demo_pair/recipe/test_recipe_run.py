@@ -16,6 +16,8 @@ from specpilot_cli.io.jsonl import read_jsonl
 from specpilot_cli.io.lattice_file import read_lattice
 from specpilot_cli.schema.outputs import OutputRecord
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., Any]
 EXIT_CODES = {"promote": 0, "no": 1}
 FIGURES = {

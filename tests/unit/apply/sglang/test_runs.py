@@ -17,6 +17,8 @@ from tests.fake_sglang.install import install
 from tests.ports import free_port
 from tests.unit.apply.sglang.conftest import FakeSglang
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Path]
 
 
