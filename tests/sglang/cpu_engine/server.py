@@ -112,7 +112,7 @@ def processes_of(logs: Path) -> dict[int, str]:
 
 def left_over(logs: Path) -> dict[int, str]:
     """`processes_of` those that should be gone: a killed process needs a moment to go."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := processes_of(logs)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
