@@ -43,7 +43,6 @@ from bench_w12_table import means, show, show_row
 from torch.nn.functional import linear
 
 from specpilot_kernels import build
-from specpilot_kernels.chained import ops as chained
 from specpilot_kernels.w12 import (
     gemm,
     gemm_mma,
@@ -169,10 +168,8 @@ def stack(table: dict[str, Weights], replays: int) -> dict[str, dict[str, float]
 
     `alone`: nothing else. `between`: two small kernels of torch after each, as in a layer; no
     kernel of either kind can start before the one ahead of it has ended, unless both take part.
-    `chained`: a norm after each that takes part, with both kinds.
     """
     x = torch.empty((1, 5120), dtype=torch.bfloat16, device="cuda").normal_()
-    ones = torch.ones(max(one.shape[1] for one in table.values()), dtype=x.dtype, device=x.device)
 
     def layers(kind: str, *, small: str) -> torch.Tensor:
         value = x
@@ -186,13 +183,11 @@ def stack(table: dict[str, Weights], replays: int) -> dict[str, dict[str, float]
                 if small == "between":
                     value = torch.nn.functional.silu(value)
                     value = torch.nn.functional.rms_norm(value, value.shape[-1:])
-                elif small == "chained":
-                    value = chained.rms_norm(value, ones[: value.shape[1]], 1e-6)
                 value = linear(value, one) if kind == "bf16" else gemm.gemm(value, one)
         return value
 
     found = {}
-    for name in ("alone", "between", "chained"):
+    for name in ("alone", "between"):
         works: dict[str, list[Work]] = {
             "cublas": [partial(layers, "bf16", small=name)],
             "w12": [partial(layers, "w12", small=name)],
@@ -330,7 +325,6 @@ def main() -> int:
     gemm.warm()
     gemm.warm(view_only=True)
     gemm.warm(use=gemm_mma)
-    chained.warm()
     found = measure(options)
     document: dict[str, Any] = {
         "what": "W12 product against cuBLAS with BF16 weights, seconds, medians of graph replays",

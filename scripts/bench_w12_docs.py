@@ -85,8 +85,6 @@ def goals(document: Document) -> list[str]:
         worst["view_floor_ratio"])  # fmt: skip
     add("64 layers in one graph, one row", STACK, document["stack"]["alone"]["ratio"])
     add("the same, other kernels between them", STACK, document["stack"]["between"]["ratio"])
-    if "chained" in document["stack"]:
-        add("the same, norms of `chained` between", STACK, document["stack"]["chained"]["ratio"])
     growth, floor = (_growth(document, column) for column in ("chain", "floor"))
     cells = [f"≤ {GROWTH:.2f}", f"{growth:.3f}", f"{floor:.3f}", _MET[growth <= GROWTH]]
     return [*lines, _line("time at 32 rows over 1 row, mean", cells)]

@@ -10,8 +10,9 @@ together and take turns in swapped order, so each ratio is one of pairs; the cli
 (see `sglang_bench.load`). FILE is written anew after every measurement; when the budget ends, what
 there is stands in it. Phases:
 
-    plain      27B without speculation: stock with `--bf16-gemm-backend gemv` and stock, each
-               beside W12, at 1 and 32 requests; log-probabilities compared; KV pools on 80 GB
+    plain      27B without speculation: stock with `--bf16-gemm-backend gemv` beside W12, at 1 and
+               32 requests; log-probabilities compared
+    stock      the same with stock's own choice of GEMM; with `plain`, KV pools on 80 GB
     chain      27B with the stock DFlash2 chain of block 8, BF16 and W12 target
     recorder   the plugin absent, inert, recording dense and anchored
     pair       the demo pair: token-force, and answers for measure_sglang_pair.py compare
@@ -40,7 +41,7 @@ from sglang_bench.phases import Bench, Phase, Servers
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GROUP = "sglang.srt.plugins"
-NAMES = ("plain", "chain", "recorder", "pair", "llama", "muse")
+NAMES = ("plain", "stock", "chain", "recorder", "pair", "llama", "muse")
 PAIR_PARTS = ("target", "drafter")
 END_S = 6.0
 
@@ -79,8 +80,8 @@ def prepare_models(folder: Path, tiny: tuple[Path, Path] | None) -> None:
 def chosen_phases(bench: Bench, names: list[str]) -> list[Phase]:
     """Phases in the order of importance."""
     found: list[Phase] = []
-    if "plain" in names:
-        found += phases.plain_phases(bench)
+    plain = zip(phases.plain_phases(bench), ("plain", "stock"), strict=True)
+    found += [phase for phase, name in plain if name in names]
     if "chain" in names:
         found.append(phases.chain_phase(bench))
     if "recorder" in names:
@@ -172,16 +173,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--work", type=Path, default=Path("/tmp/specpilot-bench"))
-    parser.add_argument("--phases", nargs="+", choices=NAMES, default=list(NAMES[:4]))
+    parser.add_argument("--phases", nargs="+", choices=NAMES, default=list(NAMES[:5]))
     parser.add_argument("--budget-s", type=float, default=560.0)
     parser.add_argument("--port", type=int, default=9000, help="the first server is 1100 above")
     parser.add_argument("--setup", type=Path, help="a JSON object that goes into the result")
     parser.add_argument("--site", type=Path, help="write the package metadata there, and stop")
-    parser.add_argument(
-        "--chained",
-        action="store_true",
-        help="W12 servers but `w12-card` with `chained` in the plugin's file",
-    )
     parser.add_argument("--cpu", type=Path, nargs=2, metavar=("TARGET", "DRAFTER"),
                         help="rehearse on the CPU: every model is this one")  # fmt: skip
     args = parser.parse_args()
@@ -208,8 +204,7 @@ def main() -> int:
     common = phases.CPU_ARGS if args.cpu else phases.GPU_ARGS
     fleet = Fleet(args.work / "servers", common, first_port=args.port)
     bench = Bench(
-        fleet, book, folders, args.work, REPOSITORY, cpu=bool(args.cpu), short=bool(args.cpu),
-        chained=args.chained,
+        fleet, book, folders, args.work, REPOSITORY, cpu=bool(args.cpu), short=bool(args.cpu)
     )  # fmt: skip
     try:
         run_phases(bench, chosen_phases(bench, args.phases))

@@ -7,8 +7,9 @@ The model has the shape of Llama-3.1-8B and random weights, N(0, 0.02). Its modu
 transformers; for W12 every `torch.nn.Linear`, the head too, becomes a `W12Linear` of the same
 weight. One graph holds a whole decode step: forward pass, greedy choice, next position. Both models
 decode the same prompt in turns, in swapped order; a time is that of replaying the step's graph,
-taken with CUDA events. First their logits for the prompt are compared: they may differ by the
-rounding of the products alone. Verdict "accept" from a ratio of 1.10 on.
+taken with CUDA events. Logits of the prompt are compared with those of the same weights in float32:
+W12's may be as far from them as BF16's, but for chance. Verdict "accept" if they are, from a ratio
+of 1.10 on.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from specpilot_cli.report.json_out import build_envelope, render_json
 from specpilot_kernels.w12.linear import W12Linear, warm
 
 BAR_RATIO = 1.10
-ROUNDING = 0.03
-"""Largest relative distance of two rows of logits, in the 2-norm, that BF16 sums may cause."""
+ERROR_RATIO = 1.25
+"""How much farther from float32 W12's logits may be than BF16's."""
 STD, PROMPT = 0.02, 128
 
 
@@ -141,12 +142,23 @@ def timed_ms(decoder: Decoder, tokens: int) -> float:
     return begin.elapsed_time(end) / tokens
 
 
-def distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Relative distance in the 2-norm; SystemExit if it is more than rounding."""
-    found = float((left - right).norm() / left.norm())
-    if not found <= ROUNDING:
-        raise SystemExit(f"the logits are {found:.3g} apart: not a rounding of the same weights")
-    return found
+def distance(exact: torch.Tensor, other: torch.Tensor) -> float:
+    """Relative distance in the 2-norm."""
+    return float((exact - other).norm() / exact.norm())
+
+
+def errors(model: LlamaForCausalLM, decoders: dict[str, Decoder]) -> dict[str, float]:
+    """Distance of each decoder's logits from those of the model's weights in float32."""
+    exact = copy.deepcopy(model).float()
+    with torch.inference_mode():
+        logits = exact(input_ids=decoders["bf16"].prompt, use_cache=False).logits[0, -1]
+    return {name: distance(logits, decoder.logits) for name, decoder in decoders.items()}
+
+
+def verdict_of(ratio: float, apart: dict[str, float]) -> str:
+    """Whether W12 is fast enough, and its logits differ by the rounding of BF16 alone."""
+    rounded = apart["w12"] <= ERROR_RATIO * apart["bf16"]
+    return "accept" if ratio >= BAR_RATIO and rounded else "reject"
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -161,7 +173,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     decoders = {
         name: Decoder(m, prompt, args.tokens) for name, m in (("bf16", model), ("w12", twin))
     }
-    apart = distance(decoders["bf16"].logits, decoders["w12"].logits)
+    apart = errors(model, decoders)
     for decoder in decoders.values():
         timed_ms(decoder, args.tokens)
     blocks: dict[str, list[float]] = {name: [] for name in decoders}
@@ -174,7 +186,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "prompt_tokens": PROMPT,
         "tokens": args.tokens,
         "linears": {"w12": encoded, "bf16": kept},
-        "logits_relative_distance": apart,
+        "logits_from_float32": apart,
         "ms_per_token": {name: asdict(Spread.of(values)) for name, values in blocks.items()},
         "bf16_over_w12": asdict(PairedRatio.of(blocks["bf16"], blocks["w12"])),
         "bar_ratio": BAR_RATIO,
@@ -193,11 +205,11 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
     results = measure(args)
-    verdict = "accept" if results["bf16_over_w12"]["ratio"] >= BAR_RATIO else "reject"
+    verdict = verdict_of(results["bf16_over_w12"]["ratio"], results["logits_from_float32"])
     envelope = build_envelope("scripts/measure_transformers_w12.py", results, verdict=verdict)
     atomic_write_text(args.output, render_json(envelope), force=True)
     print({name: s["median"] for name, s in results["ms_per_token"].items()},
-          results["bf16_over_w12"], results["logits_relative_distance"], verdict)  # fmt: skip
+          results["bf16_over_w12"], results["logits_from_float32"], verdict)  # fmt: skip
     return int(verdict != "accept")
 
 

@@ -29,7 +29,9 @@ CPU_ARGS = (
 CARD_FREE_GIB, CARD_FRACTION = 78.7, 0.85
 """An 80 GB H100 as an idle process sees it, and the static share of it that is emulated."""
 
-UNCHAINED_W12 = PluginConfig(w12=W12Plugin())
+W12 = PluginConfig(w12=W12Plugin())
+TIED_W12 = PluginConfig(w12=W12Plugin(tied_lm_head=True))
+UNCHAINED_W12 = PluginConfig(w12=W12Plugin(chained=False))
 W12_ARGS = ("--quantization", "w12")
 GEMV = ("--bf16-gemm-backend", "gemv")
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
@@ -43,9 +45,8 @@ class Bench:
     """Where things are, and how long they may take.
 
     models: folder of model folders. work: for logs and recordings. repository: its root.
-    short: a rehearsal, with few tokens and rounds. cpu: no GPU. chained: with W12, also the small
-    kernels that let products start early, but for one server that shows the difference. kept:
-    server -> what `logits.collect` found there.
+    short: a rehearsal, with few tokens and rounds. cpu: no GPU. kept: server -> what
+    `logits.collect` found there.
     """
 
     fleet: Fleet
@@ -55,12 +56,7 @@ class Bench:
     repository: Path
     cpu: bool = False
     short: bool = False
-    chained: bool = False
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def w12(self, *, tied_lm_head: bool = False) -> PluginConfig:
-        """The plugin's configuration for a W12 server."""
-        return PluginConfig(w12=W12Plugin(tied_lm_head=tied_lm_head, chained=self.chained))
 
     def spec(self, name: str, model: str, *args: str, memory: tuple[str, ...] = (),
              **more: Any) -> ServerSpec:  # fmt: skip
@@ -160,7 +156,7 @@ def plain_phases(bench: Bench) -> list[Phase]:
 
     first = (
         bench.spec("gemv-card", "qwen-27b", *GEMV, memory=memory(card, None, *batches)),
-        bench.spec("w12", "qwen-27b", *W12_ARGS, plugin=bench.w12(),
+        bench.spec("w12", "qwen-27b", *W12_ARGS, plugin=W12,
                    memory=memory(0.85, 65536, *batches)),
     )  # fmt: skip
     second = (
@@ -223,9 +219,7 @@ def chain_phase(bench: Bench) -> Phase:
 
     specs = (
         bench.spec("chain-bf16", "qwen-27b", *drafts, memory=room, env=env),
-        bench.spec(
-            "chain-w12", "qwen-27b", *W12_ARGS, *drafts, plugin=bench.w12(), memory=room, env=env
-        ),
+        bench.spec("chain-w12", "qwen-27b", *W12_ARGS, *drafts, plugin=W12, memory=room, env=env),
     )
     return Phase("chain", tuple((s,) for s in specs), run, 70)
 
@@ -286,9 +280,7 @@ def other_model_phases(bench: Bench) -> list[Phase]:
         room = memory(0.8, 32768, 32, 1, 8, 32)
         return (
             bench.spec(f"{model}-gemv", model, *GEMV, memory=room),
-            bench.spec(
-                f"{model}-w12", model, *W12_ARGS, memory=room, plugin=bench.w12(tied_lm_head=True)
-            ),
+            bench.spec(f"{model}-w12", model, *W12_ARGS, memory=room, plugin=TIED_W12),
         )
 
     small = (*specs("llama-8b"), *specs("gemma-12b"))

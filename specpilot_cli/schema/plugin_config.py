@@ -42,15 +42,15 @@ class W12Plugin(FileModel):
     drafter: encode the draft model's layers too.
     verify: decode every encoded layer and compare it with the loaded weight, bit for bit, before
         that is dropped.
-    chained: compute norms and gated activations before W12 layers by kernels that let the product
-        behind them start early. Off until measured in a server.
+    chained: in steps of few tokens, compute norms and gated activations before W12 layers by
+        kernels that let the product behind them start early.
     """
 
     lm_head: bool = True
     tied_lm_head: bool = False
     drafter: bool = False
     verify: bool = True
-    chained: bool = False
+    chained: bool = True
 
 
 class RecorderPlugin(FileModel):

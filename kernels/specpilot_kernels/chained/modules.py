@@ -42,7 +42,7 @@ ACT_AND_MUL: Final[dict[Activation, KernelModule]] = {
     name: KernelModule(
         name=f"chained_{name}_and_mul",
         source="chained/csrc/act_and_mul.cu",
-        entries=(Entry("act_and_mul", "PPiiq", 64),),
+        entries=(Entry("act_and_mul", "PPiq", 64),),
         architectures=_ARCHITECTURES,
         macros=(("VECTOR", VECTOR), ("THREADS", ACT_THREADS), ("ACTIVATION", number)),
     )

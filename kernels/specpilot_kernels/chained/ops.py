@@ -4,9 +4,9 @@
     h, residual = ops.add_rms_norm(h, residual, weight, 1e-6)
     y = ops.act_and_mul(gate_up, "silu")
 
-On a GPU they let the kernel behind them start at once and wait for the one ahead of them, so a
-kernel behind that reads what the one ahead of *them* wrote must execute `griddepcontrol.wait`
-first, as every kernel does that is launched in that way. Kernels launched plainly always wait.
+On a GPU they wait for the kernel ahead of them, then let the one behind start: it must execute
+`griddepcontrol.wait` before it reads their output, as every kernel does that is launched in that
+way. Kernels launched plainly always wait.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def act_and_mul(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     vectors = cols // VECTOR
     with torch.cuda.device(x.device):
         launcher = _act_launcher(x.device.index, activation)
-        blocks = -(-rows * vectors // ACT_THREADS)
-        launcher((blocks, 1, 1), x.data_ptr(), out.data_ptr(), rows, vectors, x.stride(0))
+        pieces = -(-vectors // ACT_THREADS)
+        launcher((rows, pieces, 1), x.data_ptr(), out.data_ptr(), vectors, x.stride(0))
     return out
 
 

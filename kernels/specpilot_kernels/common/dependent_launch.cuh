@@ -14,3 +14,12 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+// For a small kernel: the next one sets itself up while we compute. If we let it start any earlier,
+// its blocks would look for room between ours and those of the kernel that still runs ahead of us;
+// of a kernel with one large block per multiprocessor some would then share one, and it would wait
+// for those.
+__device__ __forceinline__ void wait_then_let_next_start() {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+}

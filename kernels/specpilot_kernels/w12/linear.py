@@ -12,6 +12,7 @@ work under `torch.compile`, on any stream, and in CUDA graphs if `warm` ran befo
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ from specpilot_kernels.w12.weight import (
 __all__ = ["W12Linear", "w12_linear", "w12_linear_view", "warm"]
 
 _log = logging.getLogger(__name__)
+
+
+@cache
+def _tell_of_copies(out_features: int, in_features: int, above: int) -> None:
+    """Once for all layers of a shape."""
+    _log.warning(
+        "[%d, %d]: cuBLAS is faster above %d rows on this GPU, so BF16 copies are kept",
+        out_features, in_features, above,
+    )  # fmt: skip
 
 
 def w12_linear(
@@ -83,10 +93,7 @@ class W12Linear(torch.nn.Module):
         self.copy_above = copy_above
         self.dependent = dependent
         if copy_above is not None:
-            _log.warning(
-                "[%d, %d]: cuBLAS is faster above %d rows on this GPU, so a BF16 copy is kept",
-                self.out_features, self.in_features, copy_above,
-            )  # fmt: skip
+            _tell_of_copies(self.out_features, self.in_features, copy_above)
         self.register_buffer("bias", None if bias is None else bias.detach().contiguous())
         self.set_weight(weight)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import measure_transformers_w12 as script
 import pytest
 import torch
@@ -39,13 +41,23 @@ def test_steps_give_what_generate_gives(model: LlamaForCausalLM) -> None:
         assert found == expected
 
 
-def test_logits_that_are_no_rounding_end_the_run() -> None:
-    logits = torch.linspace(-1, 1, 100)
-    assert script.distance(logits, logits * 1.001) == pytest.approx(1e-3, rel=0.01)
-    with pytest.raises(SystemExit, match="not a rounding"):
-        script.distance(logits, logits.flip(0))
-    with pytest.raises(SystemExit, match="not a rounding"):
-        script.distance(logits, logits * float("nan"))
+def test_logits_are_judged_by_those_in_float32(model: LlamaForCausalLM) -> None:
+    prompt = torch.randint(3, 300, (1, 17), generator=torch.Generator().manual_seed(2))
+    exact = script.Decoder(model, prompt, 4)
+    rounded = script.Decoder(copy.deepcopy(model).bfloat16(), prompt, 4)
+    found = script.errors(model, {"bf16": rounded, "w12": exact})
+    assert 1e-3 < found["bf16"] < 0.2
+    assert found["w12"] < 1e-5
+    exact.logits = exact.logits.flip(0)
+    assert script.errors(model, {"bf16": rounded, "w12": exact})["w12"] > 0.5
+
+
+@pytest.mark.parametrize(("ratio", "w12", "verdict"), [
+    (1.10, 0.05, "accept"), (1.09, 0.05, "reject"), (1.30, 0.051, "reject"),
+    (1.30, float("nan"), "reject"),
+])  # fmt: skip
+def test_both_speed_and_logits_decide(ratio: float, w12: float, verdict: str) -> None:
+    assert script.verdict_of(ratio, {"bf16": 0.04, "w12": w12}) == verdict
 
 
 def test_every_linear_becomes_a_w12_layer_or_stays_as_it_was(

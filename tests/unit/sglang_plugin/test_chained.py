@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from specpilot_cli.schema.plugin_config import W12Plugin
-from specpilot_kernels.w12.gemm import MAX_ROWS
 from tests.unit.sglang_plugin.conftest import ordinary
 
 HIDDEN, WIDE = 256, 512
@@ -48,6 +47,10 @@ def model(plugin: Any, *, norm: Any, activation: Any, encoded: bool = True) -> t
     return made
 
 
+MOST_ROWS = 8
+"""Of a step."""
+
+
 def rows(number: int, cols: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn((number, cols), generator=generator).to(torch.bfloat16)
@@ -70,7 +73,7 @@ def test_a_step_is_normed_by_the_other_kernel_and_a_prompt_by_sglang(
     stock = getattr(plugin.fake, kind)(HIDDEN)
     stock.weight = net.norm.weight
     assert plugin.w12_chained.adapt(net) == 2
-    for number, calls in ((1, 0), (MAX_ROWS, 0), (MAX_ROWS + 1, 2)):
+    for number, calls in ((1, 0), (MOST_ROWS, 0), (MOST_ROWS + 1, 2)):
         x, residual = rows(number, HIDDEN), rows(number, HIDDEN, 1)
         expected, sums = stock(x, residual)
         assert apart(net.norm(x), stock(x)) <= 1
@@ -92,7 +95,7 @@ def test_a_step_is_activated_by_the_other_kernel(plugin: Any, make: Callable[[An
     net = model(plugin, norm=plugin.fake.RMSNorm(HIDDEN), activation=make(plugin.fake))
     stock = make(plugin.fake)
     assert plugin.w12_chained.adapt(net) == 2
-    for number, calls in ((3, 0), (MAX_ROWS + 1, 1)):
+    for number, calls in ((3, 0), (MOST_ROWS + 1, 1)):
         x = 3 * rows(number, 2 * WIDE)
         assert apart(net.mlp.act_fn(x), stock(x)) <= 1
         assert net.mlp.act_fn.calls == calls
@@ -211,7 +214,7 @@ def test_the_gated_norm_of_a_delta_network(
     norm = net.linear_attn.norm
     stock = type(norm)()
     assert plugin.w12_chained.adapt(net) == 1
-    for number, calls in ((2, 0), (2 * MAX_ROWS, 0), (2 * MAX_ROWS + 2, 1)):
+    for number, calls in ((2, 0), (2 * MOST_ROWS, 0), (2 * MOST_ROWS + 2, 1)):
         x, z = rows(number, 128), rows(number, 128, 1)
         assert apart(norm(x, z), stock(x, z)) <= 1
         assert norm.calls == calls

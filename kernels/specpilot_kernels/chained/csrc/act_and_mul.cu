@@ -17,14 +17,14 @@ __device__ __forceinline__ float activated(float x) {
 }
 
 // x [rows, 2 * cols], out [rows, cols], BF16; vectors = cols / VECTOR, x_stride in elements.
+// A grid of rows by pieces of a row: no thread divides.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    act_and_mul(const Vector* x, Vector* out, int rows, int vectors, i64 x_stride) {
-  let_next_kernel_start();
-  const i64 number = i64(blockIdx.x) * THREADS + threadIdx.x;
-  const i64 row = number / vectors;
-  if (row >= rows) return;
-  const Vector* gate = x + row * (x_stride / VECTOR) + number % vectors;
-  wait_for_previous_kernel();
+    act_and_mul(const Vector* x, Vector* out, int vectors, i64 x_stride) {
+  const i64 row = blockIdx.x;
+  const int vector = int(blockIdx.y) * THREADS + threadIdx.x;
+  if (vector >= vectors) return;
+  const Vector* gate = x + row * (x_stride / VECTOR) + vector;
+  wait_then_let_next_start();
   const Vector gates = gate[0];
   const Vector ups = gate[vectors];
   Vector made;
@@ -32,5 +32,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < VECTOR / 2; ++i)
     made.pairs[i] = to_pair(activated(low(gates.pairs[i])) * low(ups.pairs[i]),
                             activated(high(gates.pairs[i])) * high(ups.pairs[i]));
-  out[number] = made;
+  out[row * vectors + vector] = made;
 }

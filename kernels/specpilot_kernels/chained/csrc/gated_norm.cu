@@ -23,12 +23,11 @@ __device__ __forceinline__ float gated(float value, float z) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     gated_rms_norm(const char* x, const char* z, char* out, const Part* weight, int rows,
                    i64 x_stride, i64 z_stride, float eps) {
-  let_next_kernel_start();
   const int lane = threadIdx.x % kWarp;
   const i64 row = i64(blockIdx.x) * (THREADS / kWarp) + threadIdx.x / kWarp;
   if (row >= rows) return;
   const Part weights = weight[lane];
-  wait_for_previous_kernel();
+  wait_then_let_next_start();
 
   const Part given = reinterpret_cast<const Part*>(x + 2 * row * x_stride)[lane];
   const Part gates = reinterpret_cast<const Part*>(z + 2 * row * z_stride)[lane];

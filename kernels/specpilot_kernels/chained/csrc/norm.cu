@@ -37,7 +37,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     rms_norm(const Vector* x, Vector* out, const Vector* weight, Vector* residual, int cols,
              i64 x_stride, i64 out_stride, i64 residual_stride, float eps, float weight_bias) {
   __shared__ float sums[MAX_THREADS / kWarp];
-  let_next_kernel_start();
 
   const int vectors = cols / VECTOR;
   Vector weights[ROUNDS];
@@ -46,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     const int at = round * blockDim.x + threadIdx.x;
     if (at < vectors) weights[round] = weight[at];  // no kernel makes it, so it need not wait
   }
-  wait_for_previous_kernel();
+  wait_then_let_next_start();
 
   x += blockIdx.x * x_stride / VECTOR;
   out += blockIdx.x * out_stride / VECTOR;

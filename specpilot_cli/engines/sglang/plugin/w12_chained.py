@@ -1,9 +1,9 @@
 """Norms and gated activations between W12 layers, by kernels that let the next product start early.
 
 A W12 product fetches weights before its input exists, if the kernel that makes the input takes part
-in dependent launch from its beginning. SGLang's do so at their end. So modules that feed W12 layers
-get a `forward` that uses `specpilot_kernels.chained` for as many rows as a step decodes, and is
-SGLang's own for everything else: prompts, other types, arguments that only few models give.
+in dependent launch. SGLang's do so at their end. So modules that feed W12 layers get a `forward`
+that uses `specpilot_kernels.chained` for a step of few rows, and is SGLang's own for everything
+else: more rows, prompts, other types, arguments that only few models give.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
 from specpilot_kernels import launch
 from specpilot_kernels.chained import ops
 from specpilot_kernels.chained.modules import GATED_COLS, Activation, Gate
-from specpilot_kernels.w12.gemm import MAX_ROWS
 
 FIRST_CAPABILITY: Final = (9, 0)
 """Dependent launch exists since then."""
+
+MOST_ROWS: Final = 8
+"""Of a step. At 32 a server was slower with these kernels than with SGLang's (H200)."""
 
 FORCED: Final = "SGLANG_FORCE_FUSED_OP_BACKEND"
 """Set by whoever looks for the kernel to blame: then nothing is put in SGLang's place."""
@@ -116,7 +118,7 @@ def _gated_norm(module: Any, parent: Any) -> Forward | None:
     if not whole or not module.norm_before_gate or module.activation not in _GATES:
         return None
     original, gate = module.forward, _GATES[module.activation]
-    most = MAX_ROWS * product.cols // GATED_COLS
+    most = MOST_ROWS * product.cols // GATED_COLS
 
     def forward(x: Any, z: Any = None, *others: Any, **more: Any) -> Any:
         weight = module.weight.data
@@ -130,7 +132,7 @@ def _gated_norm(module: Any, parent: Any) -> Forward | None:
     return forward
 
 
-def _is_step(x: Any, most: int = MAX_ROWS) -> bool:
+def _is_step(x: Any, most: int = MOST_ROWS) -> bool:
     """Whether it is the input of at most so many rows, which no graph compiler traces."""
     return (
         isinstance(x, torch.Tensor)
