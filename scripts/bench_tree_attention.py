@@ -32,10 +32,11 @@ import tree_attention_rivals as rivals
 from tree_attention_rivals import Problem
 
 from specpilot_kernels.probe.measure import read_times
+from specpilot_kernels.timing import in_turns
 from specpilot_kernels.tree_attention import attention, compact, plan
 from specpilot_kernels.tree_attention.plan import Tile
 from specpilot_kernels.tree_attention.reference import tree_attention_reference
-from specpilot_kernels.w12.selfcheck import cold_copies, in_turns
+from specpilot_kernels.w12.selfcheck import cold_copies
 
 HEADS = {
     "qwen3.8-27b": (24, 4, 256),

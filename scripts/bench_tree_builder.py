@@ -17,7 +17,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from specpilot_kernels import build, launch
+from specpilot_kernels.timing import Work, samples
 from specpilot_kernels.trees import modules
 from specpilot_kernels.trees.gpu import DeviceTrees, accept_path, build_trees
 
@@ -35,31 +35,18 @@ BUDGETS = (0, 8, 16, 32, 63, 64, 128)
 TARGET_S = 20e-6  # batch 1, 32 nodes
 _CHAIN = 50  # kernels of a graph
 _LATTICES = 10  # different ones that they read
-_COMPARED = ("token", "parent", "depth", "score", "ancestors", "tap")
+_COMPARED = ("token", "parent", "depth", "score", "ancestors", "tap", "position")
 
 Lattice = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def seconds(works: list[Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median and quartiles of one of `works`, captured one after the other in a graph."""
-    for work in works:
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for work in works:
-            work()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / len(works))
-    low, median, high = statistics.quantiles(times, n=4)
-    return {"time_s": median, "quartile_low_s": low, "quartile_high_s": high}
+def seconds(works: dict[str, list[Work]], repeats: int) -> dict[str, dict[str, float]]:
+    """Median and quartiles of one piece of each of `works`."""
+    found = {}
+    for name, times in samples(works, repeats).items():
+        low, median, high = statistics.quantiles(times, n=4)
+        found[name] = {"time_s": median, "quartile_low_s": low, "quartile_high_s": high}
+    return found
 
 
 def make_lattice(rng: np.random.Generator, batch: int) -> Lattice:
@@ -89,14 +76,14 @@ def bench(batch: int, n_nodes: int, repeats: int, seed: int) -> dict[str, Any]:
     room = [DeviceTrees.empty(batch, n_nodes, POSITIONS, device) for _ in lattices]
     places = [i % _LATTICES for i in range(_CHAIN)]
     builds = [lambda i=i: build_trees(*lattices[i], n_nodes, out=room[i]) for i in places]
-    row: dict[str, Any] = {"batch": batch, "nodes": n_nodes, "build": seconds(builds, repeats)}
+    row: dict[str, Any] = {"batch": batch, "nodes": n_nodes, **seconds({"build": builds}, repeats)}
     for trees, lattice in zip(room, lattices, strict=True):
         check(trees, lattice)
     targets = [agreeing(trees) for trees in room]
     outs = [accept_path(trees, target) for trees, target in zip(room, targets, strict=True)]
     accepts = [lambda i=i: accept_path(room[i], targets[i], out=outs[i]) for i in places]
-    row["accept"] = seconds(accepts, repeats)
-    row["accepted_nodes"] = float(torch.stack([out[1] for out in outs]).float().mean())
+    row |= seconds({"accept": accepts}, repeats)
+    row["accepted_nodes"] = float(torch.stack([out.n_accepted for out in outs]).float().mean())
     return row
 
 
@@ -156,7 +143,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     one = torch.zeros(1, device="cuda")
-    floor = seconds([lambda: one.add_(1.0)] * _CHAIN, options.repeats)["time_s"]
+    adds: list[Work] = [lambda: one.add_(1.0)] * _CHAIN
+    floor = seconds({"add": adds}, options.repeats)["add"]["time_s"]
     rows = [
         bench(batch, n_nodes, options.repeats, options.seed)
         for batch in BATCHES

@@ -43,6 +43,7 @@ from bench_w12_table import means, show, show_row
 from torch.nn.functional import linear
 
 from specpilot_kernels import build
+from specpilot_kernels.timing import Work, in_turns
 from specpilot_kernels.w12 import (
     gemm,
     gemm_mma,
@@ -52,7 +53,6 @@ from specpilot_kernels.w12 import (
     selfcheck,
     shapes,
 )
-from specpilot_kernels.w12.selfcheck import Work, in_turns
 from specpilot_kernels.w12.weight import W12Weight
 
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64)

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from specpilot_kernels import build, launch
+from specpilot_kernels.timing import in_turns
 from specpilot_kernels.w12 import device, modules
 
 _HIDDEN, _MLP, _VOCAB = 5120, 17408, 248320
@@ -49,27 +50,6 @@ _VARIANTS = (
 )  # fmt: skip
 
 
-def seconds(works: list[Callable[[], object]], repeats: int) -> float:
-    """Median time of one of `works`, captured one after the other in a graph."""
-    for work in works:
-        work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for work in works:
-            work()
-    graph.replay()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / len(works))
-    return statistics.median(times)
-
-
 def copy_bandwidth(repeats: int) -> float:
     """Bytes read plus written per second by an elementwise kernel over 1 GiB.
 
@@ -78,7 +58,7 @@ def copy_bandwidth(repeats: int) -> float:
     source = torch.randint(0, 1 << 30, (1 << 28,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     works = [lambda: torch.bitwise_not(source, out=target)] * 2
-    return 2 * source.nbytes / seconds(works, repeats)
+    return 2 * source.nbytes / in_turns({"copy": works}, repeats)["copy"]
 
 
 def weights(rows: int, cols: int, *, zeros: float = 0.0) -> torch.Tensor:
@@ -109,8 +89,7 @@ def bench_shape(rows: int, cols: int, repeats: int, copy: float, *, zeros: float
         "compare": [lambda i=i: device.compare(sources[i], encoded[i], flag) for i in several],
     }
     row: dict[str, Any] = {"rows": rows, "cols": cols, "copies": copies}
-    for name, works in timed.items():
-        time_s = seconds(works, repeats)
+    for name, time_s in in_turns(timed, repeats).items():
         row[name] = {
             "time_s": time_s,
             "bf16_bytes_per_s": raw / time_s,
@@ -165,7 +144,7 @@ def encode_rates(
                 lambda s=s, b=b: device.encode_into(s, b)
                 for s, b in zip(sources, buffers, strict=True)
             ]
-            rates[name] = first.nbytes / seconds(works, repeats)
+            rates[name] = first.nbytes / in_turns({name: works}, repeats)[name]
             flag = torch.zeros(1, dtype=torch.int32, device="cuda")
             for source, buffer in zip(sources, buffers, strict=True):
                 device.compare(source, buffer.parts, flag)

@@ -33,8 +33,8 @@ from bench_w12 import ATTENTION_EVERY, LAYERS, Weights, clocks, make_weights
 from torch.nn.functional import linear, rms_norm, silu
 
 from specpilot_kernels.chained import ops as chained
+from specpilot_kernels.timing import Work, in_turns
 from specpilot_kernels.w12 import gemm, shapes
-from specpilot_kernels.w12.selfcheck import Work, in_turns
 
 ROWS = (1, 8, 32)
 NAMES = ("gdn_in", "gdn_out", "attn_qkv", "attn_o", "gate_up", "down")

@@ -1,10 +1,11 @@
-"""Write the measured numbers of W12 into README.md and docs/w12.md from docs/measurements.
+"""Write the measured numbers of W12 into README.md and the pages of docs from docs/measurements.
 
-python scripts/w12_doc_numbers.py            rewrite both pages
+python scripts/w12_doc_numbers.py            rewrite the pages
 python scripts/w12_doc_numbers.py --check    exit 1 if a page says something else
 
-In docs/w12.md a text stands between `<!-- w12 NAME: begin -->` and `<!-- w12 NAME: end -->`; in
-README.md the rows of the results that begin with `| W12 ` are replaced.
+In docs/w12.md and docs/sglang-plugin.md a text stands between `<!-- w12 NAME: begin -->` and
+`<!-- w12 NAME: end -->`; in README.md the rows of the results that begin with `| W12 ` are
+replaced.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ COPY_GOAL = 1.5
 """Time of a conversion over that of copying the same bytes."""
 GPU_GOAL = 900
 """GB of BF16 per second, encoding on an H200."""
+
+SERVED_GOALS = {("Qwen3.8-27B", 1): 1.25, ("Qwen3.8-27B", 32): 1.18}
+"""Time of a token with stock's fastest choice over that with W12, by model and requests."""
+CHAIN_GOAL = 1.15
+TIMED_AS = {
+    "Qwen3.8-27B": "qwen-27b", "Llama-3.1-8B": "llama-8b", "Gemma-4-12B": "gemma-12b",
+    "Muse-Glimmer-30B": "muse-30b",
+}  # fmt: skip
 
 Document = Mapping[str, Any]
 
@@ -111,14 +120,100 @@ def gpu_text(gpu: Document) -> str:
     )
 
 
+def _served(document: Document, name: str) -> tuple[float, float, float]:
+    """Milliseconds of stock and of W12, and their paired ratio, of one comparison."""
+    timing = document["results"]["timings"][name]
+    ms = timing["ms"]
+    return (
+        ms[timing["base"]]["median"], ms["w12"]["median"], timing["base_over"]["w12"]["ratio"]
+    )  # fmt: skip
+
+
+def sglang_table() -> str:
+    """W12 beside stock in SGLang: what was timed, in milliseconds."""
+    main, muse = measured("sglang_w12_h200"), measured("sglang_w12_muse_h200")
+    pools = measured("sglang_w12_recorder_h200")["results"]["kv_pool"]["80 GB"]
+    lines = ["| | stock | W12 | stock over W12 |", "|---|---|---|---|"]
+    for model, source, counts in (
+        ("Qwen3.8-27B", main, (1, 32)), ("Llama-3.1-8B", main, (1, 8, 32)),
+        ("Gemma-4-12B", main, (1, 8, 32)), ("Muse-Glimmer-30B", muse, (1,)),
+    ):  # fmt: skip
+        for requests in counts:
+            name = f"{TIMED_AS[model]} plain, gemv, {requests} at once"
+            stock, w12, ratio = _served(source, name)
+            goal = SERVED_GOALS.get((model, requests))
+            said = "" if goal is None else f"; goal {goal}, {_goal(ratio >= goal)}"
+            several = "one request" if requests == 1 else f"{requests} requests"
+            lines.append(f"| {model}, a token, {several} | {stock:.2f} ms | {w12:.2f} ms | "
+                         f"{ratio:.2f}×{said} |")  # fmt: skip
+    stock, w12, ratio = _served(main, "qwen-27b chain, 1 at once")
+    lines.append(f"| Qwen3.8-27B, a step of stock's DFlash2 chain of 8, one request | {stock:.2f} "
+                 f"ms | {w12:.2f} ms | {ratio:.2f}×; goal {CHAIN_GOAL}, "
+                 f"{_goal(ratio >= CHAIN_GOAL)} |")  # fmt: skip
+    tokens = pools["tokens"]
+    lines.append("| Qwen3.8-27B, KV pool with the static memory of an 80 GB card | "
+                 f"{tokens['gemv-card']:,} tokens | {tokens['w12-card']:,} tokens | "
+                 f"{pools['growth_ratio']:.2f}× larger |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def plugin_cost() -> str:
+    """What the plugin and the recorder cost a step of a chain."""
+    timing = measured("sglang_w12_recorder_h200")["results"]["timings"][
+        "recorder, 24 layers, 1 at once"
+    ]
+    added = {name: 1 / found["ratio"] - 1 for name, found in timing["base_over"].items()}
+    return (
+        f"A step of {timing['ms']['absent']['median']:.2f} ms (24 layers of Qwen3.8-27B's shape, "
+        f"DFlash2 chain of 8, one request) takes {added['dense']:+.2%} while dense lattices are "
+        f"recorded (goal at most 10 %), {added['anchored']:+.2%} with anchored ones (goal 3 %), "
+        f"and {added['inert']:+.2%} with the plugin installed and not configured, where it does "
+        "nothing: that much two launches differ. "
+        "[Numbers](measurements/sglang_w12_recorder_h200.json)."
+    )
+
+
+def pair_text() -> str:
+    """The demo pair served with W12: judged by token-force, and beside the reference engine."""
+    found = measured("demo_pair_sglang_w12_h200")["results"]
+    audits = measured("sglang_w12_recorder_h200")["results"]["token_force"]
+    verdicts = {audits[f"pair-{way}-w12"]["verdict"] for way in ("plain", "chain")}
+    if verdicts != {"accept"}:
+        raise SystemExit(f"error: the page says that token-force accepts, it says {verdicts}")
+    served = found["sglang"]["tokens_per_step"]
+    reference = found["reference"]["bfloat16"]["tokens_per_step"]
+    return (
+        "The [demo pair](../recipes/demo-cpu/EVIDENCE.md) with W12 weights in SGLang on the H200: "
+        "token-force accepts plain decoding and stock's chain against stock. On 32 prompts the "
+        f"chain commits {served:.3f} tokens a step, in the reference engine with BF16 weights "
+        f"{reference:.3f} "
+        "([numbers](measurements/demo_pair_sglang_w12_h200.json))."
+    )
+
+
+def stack_text(stack: Document) -> str:
+    """What small kernels between the products cost, and what is left of it."""
+    one, several = stack["rows"]["1"], stack["rows"]["32"]
+    return (
+        f"In a graph of 64 layers without the head ({stack['date_utc']}) the products alone take "
+        f"{one['w12 alone']:.2f} ms at one row, with torch's small kernels between them "
+        f"{one['w12 torch']:.2f}, with ours {one['w12 chained']:.2f}; BF16 takes "
+        f"{one['bf16 alone']:.2f}, {one['bf16 torch']:.2f} and {one['bf16 chained']:.2f}. At 32 "
+        f"rows ours make it slower, {several['w12 chained']:.2f} ms against "
+        f"{several['w12 torch']:.2f}, probably since their many blocks fill the multiprocessors "
+        "unevenly before the product's come; so the plugin uses them for up to 8 rows."
+    )
+
+
 def readme_rows() -> list[str]:
     """The rows of README's results that are about W12."""
     codec, convert, bits = (measured(f"w12_{n}") for n in ("codec_cpu", "convert", "bits"))
     gpu = measured("w12_gpu_codec_h200")
     means = {row["rows"]: row["ratio_mean"] for row in measured("w12_gemm_h200")["means"]}
-    sglang = measured("sglang_w12_h200")["results"]
-    served = [sglang["timings"][f"qwen-27b plain, gemv, {n} at once"]["base_over"]["w12"]["ratio"]
-              for n in (1, 32)]  # fmt: skip
+    sglang = measured("sglang_w12_h200")
+    served = [_served(sglang, f"qwen-27b {what} at once")[2]
+              for what in ("plain, gemv, 1", "plain, gemv, 32", "chain, 1")]  # fmt: skip
+    growth = measured("sglang_w12_recorder_h200")["results"]["kv_pool"]["80 GB"]["growth_ratio"]
     encode, decode = _cpu_rates(codec, "normal")
     found, normal = bits["all_checkpoints"], bits["normal_0.02"]["bits_per_weight"]
     ratio, model = convert["sharded"]["steps"]["convert"]["copy_time_ratio_median"], gpu["model"]
@@ -140,10 +235,10 @@ def readme_rows() -> list[str]:
          "over W12's, mean (goals 1.42 to 1.25 missed)",
          " / ".join(f"{means[rows]:.2f}" for rows in (1, 8, 16, 32, 64)) + "×", "one H200",
          "w12_gemm_h200", "bench_w12.py"),
-        ("in SGLang 0.5.23, plain decoding, shape of Qwen3.8-27B, random weights, 1 and 32 "
-         "requests: time a token, stock (gemv) over W12 (goals 1.25, 1.18 missed); KV pool on "
-         "80 GB",
-         f"{served[0]:.2f}×, {served[1]:.2f}×; {sglang['kv_pool']['80 GB']['growth_ratio']:.2f}×",
+        ("in SGLang 0.5.23, shape of Qwen3.8-27B, random weights, time of stock over W12's: a "
+         "token at 1 and 32 requests against gemv (goals 1.25, 1.18 missed), a step of the DFlash2 "
+         "chain; KV pool on 80 GB",
+         f"{served[0]:.2f}×, {served[1]:.2f}×, {served[2]:.2f}×; {growth:.2f}×",
          "one H200", "sglang_w12_h200", "measure_sglang_w12.py"),
     ]  # fmt: skip
     return [
@@ -174,9 +269,19 @@ def rendered() -> dict[Path, str]:
         "codec": codec_text(measured("w12_codec_cpu")),
         "convert": convert_text(measured("w12_convert")),
         "gpu codec": gpu_text(measured("w12_gpu_codec_h200")),
+        "stack": stack_text(measured("w12_stack_h200")),
     }
     page, readme = REPO / "docs" / "w12.md", REPO / "README.md"
+    plugin = REPO / "docs" / "sglang-plugin.md"
     return {
+        plugin: between_marks(
+            with_texts(
+                plugin.read_text(encoding="utf-8"),
+                {"plugin cost": plugin_cost(), "pair": pair_text()},
+            ),
+            "sglang",
+            sglang_table(),
+        ),
         page: with_tables(
             with_texts(page.read_text(encoding="utf-8"), texts),
             tables(dict(measured("w12_gemm_h200")), dict(measured("w12_counters_h200"))),

@@ -140,19 +140,15 @@ def _flushed(code: int) -> int:
         return code
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_stdout()
-        return code or _READER_LEFT
     except OSError as error:
-        _drop_stdout()
+        from specpilot_cli.ui import drop_stdout
+
+        drop_stdout()
+        if isinstance(error, BrokenPipeError):
+            return code or _READER_LEFT
         error.filename = error.filename or "standard output"
         return code or _explain_os_error(error)
     return code
-
-
-def _drop_stdout() -> None:
-    """Send what is still buffered to nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explain(error: SpecPilotError) -> None:

@@ -79,6 +79,11 @@ def stdout_console() -> Console:
 _live: weakref.WeakSet[ConsoleReporter] = weakref.WeakSet()
 
 
+def drop_stdout() -> None:
+    """Send what is still buffered to nowhere: flushing it at exit would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def stop_live_displays() -> None:
     """Take down every progress bar, so that what is printed next stands alone."""
     for reporter in list(_live):

@@ -28,8 +28,8 @@ def _scaled(value: float, steps: tuple[tuple[float, str], ...]) -> str:
 
 
 def _three_digits(value: float) -> str:
-    if value == 0:
-        return "0"
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 3)}f}"
 
@@ -43,7 +43,7 @@ def format_bytes(n_bytes: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """`0.0156` → `15.6 ms`."""
-    if seconds >= 120:
+    if 120 <= seconds < math.inf:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")))
 

@@ -47,7 +47,8 @@ class ServerSpec:
 
     args: of `sglang.launch_server`, beside those of all servers. plugin: "absent" keeps specpilot's
     plugin away, "inert" loads it without a configuration, a configuration turns it on. real: the
-    folder's weights are loaded instead of random ones.
+    folder's weights are loaded instead of random ones. without: of the arguments of all servers,
+    those that this one does not get.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ServerSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     plugin: Literal["absent", "inert"] | PluginConfig = "absent"
     real: bool = False
+    without: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -174,9 +176,10 @@ class Fleet:
 
     def _command(self, spec: ServerSpec, port: int) -> list[str]:
         load = () if spec.real else ("--load-format", "dummy")
+        common = [word for word in self.common if word not in spec.without]
         return [
             sys.executable, "-m", "sglang.launch_server", "--model-path", str(spec.model),
-            "--host", "127.0.0.1", "--port", str(port), *self.common, *load, *spec.args,
+            "--host", "127.0.0.1", "--port", str(port), *common, *load, *spec.args,
         ]  # fmt: skip
 
     def _env(self, spec: ServerSpec, gate: Path) -> dict[str, str]:

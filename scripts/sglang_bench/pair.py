@@ -19,6 +19,9 @@ from specpilot_cli.schema.plugin_config import PluginConfig, W12Plugin
 if TYPE_CHECKING:
     from sglang_bench.phases import Bench
 
+PAIR = Path("recipes", "demo-cpu")
+"""Relative to the repository, where commands run, so that results name no folder of a machine."""
+
 PROMPTS, TARGET, DRAFTER = "prompts/unseen.jsonl", "pair-target", "pair-drafter"
 LIMIT, PER_KIND, TIMEOUT_S = 64, 4, 100.0
 W12 = PluginConfig(w12=W12Plugin())
@@ -59,11 +62,10 @@ def run(bench: Bench) -> None:
 def _ask(bench: Bench, name: str, out: Path) -> None:
     """Answers to the prompts that the reference engine is compared on."""
     rows = out / f"{name}.rows.json"
-    pair = bench.repository / "recipes" / "demo-cpu"
     try:
         _call(bench, [
             "scripts/measure_sglang_pair.py", "ask", "--url", _url(bench, name), "--pair",
-            str(pair), "--prompts", str(pair / PROMPTS), "--per-kind",
+            str(PAIR), "--prompts", str(PAIR / PROMPTS), "--per-kind",
             str(1 if bench.short else PER_KIND), "--output", str(rows),
         ])  # fmt: skip
         answers = json.loads(rows.read_text(encoding="utf-8"))["rows"]
@@ -79,14 +81,13 @@ def _ask(bench: Bench, name: str, out: Path) -> None:
 def _audit(bench: Bench, name: str, out: Path) -> None:
     """`specpilot token-force` of one server against stock's chain."""
     result = out / f"{name}.token-force.json"
-    pair = bench.repository / "recipes" / "demo-cpu"
     stock = "pair-chain-bf16" if "chain" in name else "pair-plain-bf16"
     try:
         _call(bench, [
             "-m", "specpilot_cli", "token-force", "--system", _url(bench, name), "--stock",
             _url(bench, stock), "--scorer", _url(bench, "pair-scorer"), "--ar",
-            _url(bench, "pair-plain-bf16"), "--prompts", str(pair / PROMPTS), "--tokenizer",
-            str(pair / "target"), "--limit", str(8 if bench.short else LIMIT), "--output",
+            _url(bench, "pair-plain-bf16"), "--prompts", str(PAIR / PROMPTS), "--tokenizer",
+            str(PAIR / "target"), "--limit", str(8 if bench.short else LIMIT), "--output",
             str(result), "--force", "--quiet", "--exit-zero",
         ])  # fmt: skip
         document = json.loads(result.read_text(encoding="utf-8"))

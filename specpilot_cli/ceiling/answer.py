@@ -1,7 +1,7 @@
 """The whole answer of the cost model for one profile: tokens, factors, advice, speedups.
 
 Tokens per step come from replay (a better tree) and from the profile (the system as it runs);
-replay itself lives elsewhere and hands its numbers over as `ReplayedTaus`.
+replay itself lives elsewhere and hands its numbers over (`replayed.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from specpilot_cli.ceiling.advice import Advice, advise, device_note, period_note
-from specpilot_cli.ceiling.factors import Ceiling, measure_ceiling
+from specpilot_cli.ceiling.factors import Ceiling, check_tau, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
 from specpilot_cli.ceiling.peaks import Peaks
 from specpilot_cli.ceiling.plain import OverPlain, over_plain
+from specpilot_cli.ceiling.replayed import ReplayedTaus, mixed_notes, other_block, projected
 from specpilot_cli.ceiling.speedup import (
     SpeedupPoint,
-    TauPoint,
     best_budget,
     speedup_at,
     speedup_curve,
@@ -26,21 +26,6 @@ from specpilot_cli.ceiling.step_times import recorded_here, with_step_time
 from specpilot_cli.ceiling.what_if import WhatIf
 from specpilot_cli.errors import InputError
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedTaus:
-    """Tokens per step from replay of one recording.
-
-    `trees` are best-first trees by node budget; `current` is the profiled system's own policy at
-    its own budget, if it was replayed; `source` says how the anchors were chosen. `oracle` keeps
-    accepting while the target's token is among the candidates.
-    """
-
-    trees: tuple[TauPoint, ...]
-    current: TauPoint | None
-    source: str
-    oracle: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +51,8 @@ class CeilingAnswer:
     own policy under the same step times, if it was replayed. `step_time_source` says who timed the
     step; `over_plain` sets it beside plain decoding, where somebody timed that; `levers` are
     projections of what single mechanisms would change, `what_if` is one of the step on another
-    device or with another target.
+    device or with another target. `projected_because` says why the speedups are projections; empty
+    where tokens and step times are of one deployment.
     """
 
     profile: StepProfile
@@ -81,6 +67,7 @@ class CeilingAnswer:
     levers: tuple[Lever, ...] = ()
     what_if: WhatIf | None = None
     over_plain: OverPlain | None = None
+    projected_because: tuple[str, ...] = ()
 
 
 def answer_ceiling(
@@ -108,11 +95,10 @@ def answer_ceiling(
             where="--step-times",
             hint="add --lattices FILE",
         )
-    speedups, now = _speedups(replayed, curve)
+    speedups, now = _speedups(profile, replayed, curve)
     tokens = _token_counts(profile, replayed, speedups, tau=tau, tau_best=tau_best)
     if oracle:
         tokens = _with_oracle(tokens, replayed)
-
     with_peaks = partial(
         measure_ceiling, profile, tau=tokens.tau, tau_best=tokens.tau_best, rule=rule
     )
@@ -122,7 +108,7 @@ def answer_ceiling(
         tokens=tokens,
         ceiling=ceiling,
         measured=None if other is None else with_peaks(other),
-        advice=_advice(profile, ceiling, tokens),
+        advice=_advice(profile, ceiling, tokens, mixed_notes(profile, replayed, curve)),
         speedups=speedups,
         now=now,
         curve=curve if replayed is not None else None,
@@ -132,24 +118,37 @@ def answer_ceiling(
             trees=() if replayed is None else replayed.trees,
         ),
         over_plain=over_plain(profile, tokens.tau, plain=plain, curve=curve),
+        projected_because=projected(profile, replayed, curve),
     )  # fmt: skip
 
 
 def _speedups(
-    replayed: ReplayedTaus | None, curve: StepTimeCurve | None
+    profile: StepProfile, replayed: ReplayedTaus | None, curve: StepTimeCurve | None
 ) -> tuple[tuple[SpeedupPoint, ...], SpeedupPoint | None]:
     """Eq. 3 at every replayed budget, and of the profiled system's own policy."""
     if curve is None or replayed is None:
         return (), None
-    own = replayed.current
-    now = None if own is None else speedup_at(curve, own.n_nodes, tau=own.tau)
+    own, now = replayed.current, None
+    if own is not None and profile.tau is not None and other_block(profile, replayed):
+        # its chain cut out of longer lattices would be neither its tokens nor its step
+        if recorded_here(profile, curve):
+            c = profile.step_s / curve.ar_step_s
+            now = SpeedupPoint(
+                profile.nodes, profile.rows, profile.tau, profile.step_s, c, profile.tau / c,
+                "recorded",
+            )  # fmt: skip
+    elif own is not None:
+        now = speedup_at(curve, own.n_nodes, tau=own.tau)
     return speedup_curve(replayed.trees, curve), now
 
 
-def _advice(profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts) -> Advice:
+def _advice(
+    profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts, mixed: list[str]
+) -> Advice:
     found = advise(ceiling, best_nodes=tokens.best_nodes)
     about = (device_note(profile, ceiling), period_note(profile))
-    return replace(found, notes=(*found.notes, *(note for note in about if note is not None)))
+    notes = (*found.notes, *mixed, *(note for note in about if note is not None))
+    return replace(found, notes=notes)
 
 
 def _timed(profile: StepProfile, curve: StepTimeCurve | None) -> tuple[StepProfile, str]:
@@ -176,16 +175,19 @@ def _token_counts(
         raise InputError(
             "a best tau is given twice: --lattices and --tau-best", hint="give one of them"
         )
+    block = profile.draft_block or profile.rows
+    check_tau(tau, "--tau", most=min(profile.rows, block + 1))
+    check_tau(tau_best, "--tau-best", most=None if profile.draft_block is None else block + 1)
     now, source = _tau_now(profile, replayed, tau)
     if replayed is None:
         given = "not given" if tau_best is None else "given with --tau-best"
         return TokenCounts(now, source, tau_best, given)
     if speedups:
         best = best_budget(speedups)
-        why = f"best-first tree with the largest tau / c, {replayed.source}"
+        why = f"{replayed.policy} tree with the largest tau / c, {replayed.source}"
         return TokenCounts(now, source, best.tau, why, best.n_nodes)
     top = max(replayed.trees, key=lambda point: (point.tau, -point.n_nodes))
-    why = f"best-first tree with most tokens per step, {replayed.source}"
+    why = f"{replayed.policy} tree with most tokens per step, {replayed.source}"
     return TokenCounts(now, source, top.tau, why, top.n_nodes)
 
 

@@ -25,7 +25,10 @@ def ceiling_document(answer: CeilingAnswer) -> dict[str, Any]:
     profile, tokens, measured = answer.profile, answer.tokens, answer.measured
     speedup = None
     if answer.curve is not None:
-        speedup = speedup_document(answer.speedups, answer.curve)
+        speedup = speedup_document(answer.speedups, answer.curve) | {
+            "basis": "projected" if answer.projected_because else "one deployment",
+            "projected_because": list(answer.projected_because),
+        }
     return {
         "engine": profile.engine,
         "target": profile.target,

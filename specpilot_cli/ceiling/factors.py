@@ -20,6 +20,7 @@ from specpilot_cli.schema.step_profile import StepProfile
 
 DeviceKind = Literal["cpu", "gpu"]
 FactorName = Literal["tau", "kernel", "overhead"]
+_MOST_TOKENS = 4097  # beyond any tree
 FACTOR_ORDER: tuple[FactorName, ...] = ("tau", "kernel", "overhead")
 
 
@@ -89,14 +90,31 @@ def ceiling_factors(
     for name, seconds in (("T_step", t_step_s), ("T_prof", t_prof_s), ("T_floor", t_floor_s)):
         if not seconds > 0:
             raise MeasurementInvalid(f"{name} must be above zero, got {seconds:g} s")
-    ratio = None
-    if tau is not None and tau_best is not None:
-        if not (1 <= tau < math.inf and 1 <= tau_best < math.inf):
-            raise MeasurementInvalid(
-                f"a step commits at least one token, got tau {tau:g} and best tau {tau_best:g}"
-            )
-        ratio = tau_best / tau
+    for name, value in (("tau", tau), ("best tau", tau_best)):
+        if value is not None and not 1 <= value < math.inf:
+            raise MeasurementInvalid(f"a step commits at least one token, got {name} {value:g}")
+    ratio = None if tau is None or tau_best is None else tau_best / tau
     return Factors(tau=ratio, kernel=t_prof_s / t_floor_s, overhead=t_step_s / t_prof_s)
+
+
+def check_tau(tau: float | None, option: str, *, most: int | None) -> None:
+    """Raise `InputError` at `option` for tokens per step that no step can commit.
+
+    most: what a step commits if all its drafts are right, bonus included; None = not known.
+    """
+    if tau is None:
+        return
+    if not 1 <= tau < math.inf:
+        raise InputError(
+            f"{tau:g} tokens per step: every step commits at least one", where=option,
+            hint="tokens per step count the bonus: 1 is plain decoding",
+        )  # fmt: skip
+    limit = _MOST_TOKENS if most is None else most
+    if tau > limit:
+        raise InputError(
+            f"{tau:g} tokens per step: this step commits {limit} at most", where=option,
+            hint="tokens of one request and step, bonus included",
+        )  # fmt: skip
 
 
 def measure_ceiling(

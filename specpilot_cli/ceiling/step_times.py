@@ -16,8 +16,8 @@ def step_time_names() -> list[str]:
     return sorted(path.stem for path in (bundled("profiles") / "step_times").glob("*.json"))
 
 
-def load_step_times(name_or_path: str) -> StepTimeCurve:
-    """The curve in that file, or the bundled one of that name.
+def load_step_times(name_or_path: str, *, where: str = "--step-times") -> StepTimeCurve:
+    """The curve in that file, or the bundled one of that name; `where` names it.
 
     Raises `InputError` listing the bundled names when it is neither.
     """
@@ -33,7 +33,8 @@ def load_step_times(name_or_path: str) -> StepTimeCurve:
     guess = f"did you mean `{close[0]}`? " if close else ""
     raise InputError(
         f"no step times: `{name_or_path}` is neither a file nor a bundled curve",
-        hint=f"{guess}bundled: {', '.join(names)}",
+        where=where,
+        hint=f"{guess}bundled: {', '.join(names)}; those of `simulate batch` have another form",
     )
 
 

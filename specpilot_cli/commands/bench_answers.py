@@ -77,7 +77,7 @@ def show_saved(saved: list[Path], kept: bench_parts.OutputOptions, *, alone: boo
         return
     envelope, summary = read_saved(saved[0])
     if kept.export is not None:
-        export_rows(saved_rows(saved[0]), kept.export, force=kept.force)
+        export_rows(saved_rows(saved[0], summary), kept.export, force=kept.force)
     finish(envelope, summary, kept)
 
 

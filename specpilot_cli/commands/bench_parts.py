@@ -248,7 +248,14 @@ def basis_of(noise: Path | None, form: PromptForm, batches: tuple[int, ...]) -> 
             where="--noise",
             hint="noise depends on the batch size: calibrate at the same one",
         )
-    info = summary.environment.get("server_info", {}).get("baseline")
+    said = summary.environment.get("server_info")
+    info = said.get("baseline") if isinstance(said, dict) else None
+    if not isinstance(info, dict):
+        raise InputError(
+            f"`{noise}` does not say which baseline it was measured on",
+            where="--noise",
+            hint="the file was edited or damaged: calibrate again",
+        )
     return Basis(replace(summary.noise, source=sha256_file(noise)), form, info)
 
 

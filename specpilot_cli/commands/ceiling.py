@@ -121,19 +121,25 @@ DrafterOption = Annotated[
     str | None, typer.Option(metavar="DIR|NAME", help="Its drafter.", rich_help_panel=_MODEL)
 ]
 RowsOption = Annotated[
-    int, typer.Option(min=1, help="Verified rows per request.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(min=1, max=4097, help="Verified rows per request.", rich_help_panel=_MODEL),
 ]
 BlockOption = Annotated[
     int,
     typer.Option(
-        min=0, show_default=False, help="Draft block. Default: the rows.", rich_help_panel=_MODEL
+        min=0, max=4097, show_default=False, help="Draft block. Default: the rows.",
+        rich_help_panel=_MODEL,
     ),
-]
+]  # fmt: skip
 RequestsOption = Annotated[
-    int, typer.Option(min=1, help="Requests in flight.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(min=1, max=1_000_000, help="Requests in flight.", rich_help_panel=_MODEL),
 ]
 ContextOption = Annotated[
-    int, typer.Option(min=0, help="Committed tokens per request.", rich_help_panel=_MODEL)
+    int,
+    typer.Option(
+        min=0, max=10**9, help="Committed tokens per request.", rich_help_panel=_MODEL
+    ),
 ]
 ListFlag = Annotated[
     bool, typer.Option("--list", help="List the known devices, models and step times, and stop.")
@@ -243,13 +249,14 @@ def _what_if(answer: CeilingAnswer, asked: _Asked) -> WhatIf | None:
         return None
     from specpilot_cli.ceiling.peaks import Peaks, load_gpu
     from specpilot_cli.ceiling.what_if import what_if
-    from specpilot_cli.models.registry import load_model
+    from specpilot_cli.models.registry import load_target
 
     gpu = None if asked.what_if_gpu is None else load_gpu(asked.what_if_gpu)
+    model = asked.what_if_model
     return what_if(
         answer.profile, answer.ceiling,
         peaks=None if gpu is None else Peaks(gpu.title, gpu.peaks, answer.ceiling.peaks.prefer),
-        target=None if asked.what_if_model is None else load_model(asked.what_if_model),
+        target=None if model is None else load_target(model, where="--what-if-model"),
     )  # fmt: skip
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NoReturn
 from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
-    from specpilot_cli.ceiling.answer import ReplayedTaus
     from specpilot_cli.ceiling.floors import FloorRule
     from specpilot_cli.ceiling.peaks import Peaks
     from specpilot_cli.ceiling.plain import FloorSpeedups
+    from specpilot_cli.ceiling.replayed import ReplayedTaus
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,20 @@ def model_ceiling(
     quiet: bool,
 ) -> NoReturn:
     """Print the floors and end the command."""
+    from specpilot_cli.ceiling.factors import check_tau
     from specpilot_cli.ceiling.model_floors import model_floors, model_floors_document
     from specpilot_cli.ceiling.plain import floor_speedups, floor_speedups_document
-    from specpilot_cli.models.registry import load_model
+    from specpilot_cli.models.registry import load_drafter, load_target
     from specpilot_cli.models.work import StepShape
     from specpilot_cli.report.json_out import build_envelope
 
     options.check_output(output, force)
     chosen = _peaks(device.gpu, device.peaks, measured=device.measured)
-    target = load_model(step.target)
-    drafter = None if step.drafter is None else load_model(step.drafter)
+    target = load_target(step.target)
+    drafter = None if step.drafter is None else load_drafter(step.drafter, target)
     replayed, recorded = _replayed(step, quiet=quiet)
     block = 0 if drafter is None else step.block or recorded or step.rows
+    check_tau(step.tau, "--tau", most=min(step.rows, block + 1 if block else step.rows))
     shape = StepShape(step.requests, step.rows, 1, step.context, block)
     asked = model_floors(target, drafter, shape, chosen, rule=device.rule)
     over = floor_speedups(asked, step.tau, () if replayed is None else replayed.trees)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specpilot_cli.ceiling.answer import ReplayedTaus
+    from specpilot_cli.ceiling.replayed import ReplayedTaus
     from specpilot_cli.schema.step_profile import StepProfile
 
 
@@ -17,12 +17,13 @@ def replay_taus(
 
     For plain DFlash the trees are marginal ones.
     """
-    from specpilot_cli.ceiling.answer import ReplayedTaus
+    from specpilot_cli.ceiling.replayed import ReplayedTaus
     from specpilot_cli.ceiling.speedup import TauPoint
     from specpilot_cli.commands.replay import parse_nodes
     from specpilot_cli.io.lattice_file import LatticeFiles
     from specpilot_cli.replay.policies import best_tree
     from specpilot_cli.replay.run import check_nodes, replay
+    from specpilot_cli.schema.deployment import of_recording
     from specpilot_cli.ui import ConsoleReporter
 
     budgets = check_nodes(parse_nodes(nodes))
@@ -37,12 +38,15 @@ def replay_taus(
             nodes=sorted({*budgets, max(own_nodes, 1)}),
             reporter=reporter,
         )
+    recorded = of_recording(recording.metadata)
     trees = result.curve(tree)
     now = None if own is None else result.curve(own).get(own_nodes)
     found = ReplayedTaus(
         trees=tuple(TauPoint(n, trees[n]) for n in budgets),
         current=None if now is None else TauPoint(own_nodes, now),
-        source=f"{result.mode} replay of {lattices}",
+        source=f"{result.mode} replay of {lattices} ({recorded.text})",
+        recorded=recorded,
+        policy=tree,
         oracle=result.row("oracle", None).tau.value,
     )
     return found, recording.metadata.block

@@ -95,7 +95,8 @@ def convert(
     options.check_not_input({"-o": output}, (raw, outputs))
     tensors, answers = read_tensors(raw), read_jsonl(outputs, OutputRecord)
     provenance = Provenance(
-        kind=drafter_kind.value, mode=mode.value, engine=engine, block=block,
+        kind=drafter_kind.value, mode=mode.value, engine=_engine(engine), block=block,
+        raw_file=str(raw), outputs_file=str(outputs),
         target_sha256=_hash_of(target, "--target"), drafter_sha256=_hash_of(drafter, "--drafter"),
     )  # fmt: skip
     facts = _convert(tensors, answers, provenance, drafter, output, force=force)
@@ -167,6 +168,14 @@ def inspect(
         envelope, as_json=as_json, output=output, force=force,
         text=lambda: print_table(["field", "value"], rows),
     )  # fmt: skip
+
+
+def _engine(name: str) -> str:
+    from specpilot_cli.errors import InputError
+
+    if not name.strip():
+        raise InputError("no engine is named", where="--engine", hint="such as 'sglang 0.5.23'")
+    return name
 
 
 def _checked(lattice: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -212,6 +211,7 @@ def emit(
     """
     from specpilot_cli.io.atomic import atomic_write_text
     from specpilot_cli.report.json_out import render_json
+    from specpilot_cli.ui import drop_stdout
 
     check_output(output, force, *(writers or {}))
     document = render_json(envelope)
@@ -227,20 +227,15 @@ def emit(
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader left. Exit code 1 would read as a verdict, so end as SIGPIPE would.
-        _drop_stdout()
+        drop_stdout()
         raise typer.Exit(_READER_LEFT) from None
     except OSError as error:
-        _drop_stdout()
+        drop_stdout()
         raise MachineError(
             f"cannot write the answer: {error.strerror}",
             where="standard output",
             hint="is there space where it goes? `-o FILE` also writes it to a file",
         ) from error
-
-
-def _drop_stdout() -> None:
-    """Send what is still buffered to nowhere: flushing it at exit would fail once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def finish(

@@ -59,7 +59,11 @@ Sweep = Annotated[
 Prompts = Annotated[list[Path] | None, _request("Prompts (JSONL); repeatable.", "FILE")]
 Benchmarks = Annotated[
     list[str] | None,
-    _request("gsm8k, math500, humaneval, mbpp, mt-bench or own; repeatable.", "NAME[=FILE][#SHA]"),
+    _request(
+        "gsm8k, math500, humaneval, mbpp, mt-bench, own, or a set of yours as NAME=FILE; "
+        "repeatable.",
+        "NAME[=FILE][#SHA]",
+    ),
 ]
 MaxNewTokens = Annotated[int, _request("Longest answer of --benchmark requests.", min=1)]
 TokenizerFolder = Annotated[

@@ -12,8 +12,8 @@ from specpilot_cli.commands import options
 
 if TYPE_CHECKING:
     from specpilot_cli.profile.build import Deployment
-    from specpilot_cli.schema.model_profile import ModelProfile
     from specpilot_cli.schema.step_profile import StepProfile
+    from specpilot_cli.ui import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def profile_server(
 ) -> None:
     """Profile a running server, then read what it wrote."""
     from specpilot_cli.profile.build import profile_of_traces
-    from specpilot_cli.profile.live import drafted_block, model_folder, record_trace
+    from specpilot_cli.profile.live import drafted_block, record_trace
     from specpilot_cli.ui import ConsoleReporter
 
     options.check_new_file(given.output, ".json", where="-o", force=given.force)
@@ -56,20 +56,43 @@ def profile_server(
         paths, facts = record_trace(
             url, steps=steps, folder=folder, prompts=prompts, reporter=reporter
         )
-    known = replace(
-        given,
-        target=given.target or model_folder(facts.model_path),
-        drafter=given.drafter or model_folder(facts.draft_model_path),
-    )
+        target = given.target or _readable(facts.model_path, reporter)
+        drafter = given.drafter or _readable(facts.draft_model_path, reporter, drafts=True)
+    known = replace(given, target=target, drafter=drafter)
     deployment = _deployment(known, facts.version or "unknown", drafted_block(facts))
     step = profile_of_traces(paths, deployment)
     _finish(step, list(paths), given)
+
+
+def _readable(served: str | None, reporter: Reporter, *, drafts: bool = False) -> Path | None:
+    """The folder of a model that the server runs, where it lies here and floors follow from it.
+
+    drafts: it is the drafter. A model whose floors are not known (quantised, of an unknown family,
+    a drafter of another kind) is left out with a warning.
+    """
+    from specpilot_cli.errors import InputError
+    from specpilot_cli.models.registry import load_drafter, load_target
+    from specpilot_cli.profile.live import model_folder
+
+    folder = model_folder(served)
+    if folder is None:
+        return None
+    try:
+        if drafts:
+            load_drafter(str(folder), None)
+        else:
+            load_target(str(folder), w12=True)
+    except InputError as error:
+        reporter.warn(f"no floors from `{folder}`: {error.message}")
+        return None
+    return folder
 
 
 def _deployment(
     given: TraceOptions, version: str = "unknown", block: int | None = None
 ) -> Deployment:
     from specpilot_cli.errors import InputError
+    from specpilot_cli.models.registry import load_drafter, load_target
     from specpilot_cli.profile.build import Deployment
 
     if given.mode == "tree" and given.nodes is None:
@@ -77,21 +100,16 @@ def _deployment(
     for option, value in (("--context", given.context), ("--tau", given.tau)):
         if value is not None and not math.isfinite(value):
             raise InputError(f"not a finite number: {value}", where=option)
+    target = None if given.target is None else load_target(str(given.target), w12=True)
     return Deployment(
-        target=_model(given.target),
-        drafter=_model(given.drafter),
+        target=target,
+        drafter=None if given.drafter is None else load_drafter(str(given.drafter), target),
         engine_version=version,
         block=given.block or block,
         nodes=given.nodes if given.mode == "tree" else None,
         context=given.context,
         tau=given.tau,
     )
-
-
-def _model(name: Path | None) -> ModelProfile | None:
-    from specpilot_cli.models.registry import load_model
-
-    return None if name is None else load_model(str(name))
 
 
 def _finish(step: StepProfile, inputs: list[Path], given: TraceOptions) -> None:

@@ -296,11 +296,18 @@ def _step_cost(name: str, budgets: list[int]) -> StepCost:
     from specpilot_cli.ceiling.step_times import load_step_times
     from specpilot_cli.replay.anchors import StepCost
     from specpilot_cli.replay.run import check_nodes
+    from specpilot_cli.schema.deployment import of_curve
 
     curve = load_step_times(name)
     most = max([*check_nodes(budgets), _CHAIN_NODES])
-    seconds = tuple(step_time(curve, n + 1).seconds for n in range(most + 1))
-    return StepCost(seconds, curve.ar_step_s, f"{curve.name}: {curve.source}")
+    times = [step_time(curve, n + 1) for n in range(most + 1)]
+    return StepCost(
+        tuple(time.seconds for time in times),
+        curve.ar_step_s,
+        f"{curve.name}: {curve.source}",
+        tuple(time.basis for time in times),
+        of_curve(curve),
+    )
 
 
 def _policy_list() -> Answer:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specpilot_cli.commands import options
+from specpilot_cli.commands.simulate_measure import measure
 
 if TYPE_CHECKING:
+    from specpilot_cli.schema.batch_times import BatchStepTimes
     from specpilot_cli.simulate.batch import BatchResult
     from specpilot_cli.simulate.plateaus import Plateau
     from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
 
 _DEFAULT = ("ar", "chain:block=8", "tree:nodes=16,block=8")
+
+_TIMES_HINT = "draft, Q pass, exact pass, glue of one level and of two: 1.05,11.5,14.9,0.55,1.6"
+_SHORTEST_PASS_MS, _LONGEST_MS = 0.02, 1e6
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +35,8 @@ app = typer.Typer(
         specpilot simulate tlv lattices.safetensors --q-flags agreement.jsonl --nodes 32
 
         specpilot simulate plateaus measured.json
+
+        specpilot simulate measure --url http://localhost:30000 -o batch-times.json
     """,
 )
 
@@ -112,7 +120,7 @@ def batch(
     )
     options.finish(
         envelope, as_json=as_json, output=output, force=force,
-        text=lambda: _print_batches(found, times.source),
+        text=lambda: _print_batches(found, times),
         writers={".html": lambda: render_batch_page(found, times, envelope)},
     )  # fmt: skip
 
@@ -129,7 +137,7 @@ def _counts(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _print_batches(found: list[BatchResult], source: str) -> None:
+def _print_batches(found: list[BatchResult], times: BatchStepTimes) -> None:
     from specpilot_cli.report.simulate_page import (
         BATCH_COLUMNS,
         batch_finding,
@@ -139,8 +147,8 @@ def _print_batches(found: list[BatchResult], source: str) -> None:
     from specpilot_cli.report.tables import Column, print_line, print_table
 
     head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
-    print_table(head, batch_rows(found), title=f"simulated; step times: {source}")
-    for note in batch_notes(found):
+    print_table(head, batch_rows(found), title=f"simulated; step times: {times.source}")
+    for note in batch_notes(found, times):
         print_line(f"note: {note}")
     print_line(batch_finding(found))
 
@@ -199,15 +207,21 @@ def _cycle_times(text: str) -> CycleTimes:
     from specpilot_cli.simulate.tlv import CycleTimes
 
     try:
-        values = [float(part) / 1e3 for part in text.split(",")]
-        if len(values) != 5 or not all(0 <= value < 1e6 for value in values):
+        values = [float(part) for part in text.split(",")]
+        if len(values) != 5 or not all(0 <= value < math.inf for value in values):
             raise ValueError(text)
     except ValueError as error:
         raise InputError(
-            f"`{text}` is not five times in milliseconds", where="--times",
-            hint="draft, Q pass, exact pass, glue of one level and of two: 1.05,11.5,14.9,0.55,1.6",
-        ) from error  # fmt: skip
-    return CycleTimes(*values)
+            f"`{text}` is not five times in milliseconds", where="--times", hint=_TIMES_HINT
+        ) from error
+    exact = values[2]
+    if not _SHORTEST_PASS_MS <= exact <= _LONGEST_MS or max(values) > _LONGEST_MS:
+        raise InputError(
+            f"an exact pass of {exact:g} ms in steps of up to {max(values):g} ms cannot be",
+            where="--times",
+            hint=f"times are in milliseconds, 14.9 and not 0.0149: {_TIMES_HINT}",
+        )
+    return CycleTimes(*(value / 1e3 for value in values))
 
 
 def _print_tlv(found: TwoLevel) -> None:
@@ -264,22 +278,27 @@ def plateaus(
     )
 
 
+app.command()(measure)
+
+
 def _print_plateaus(found: tuple[Plateau, ...]) -> None:
     from specpilot_cli.report.tables import Column, print_line, print_table
+    from specpilot_cli.simulate.plateaus import worth_trying
     from specpilot_cli.units import format_seconds
 
-    head = [Column(title, "right") for title in ("from rows", "to rows", "time", "next measured")]
+    titles = ("from rows", "to rows", "time", "next measured", "no slower with")
     print_table(
-        head,
+        [Column(title, "right") for title in titles],
         [
             (
                 str(item.first_rows),
                 str(item.last_rows),
                 format_seconds(item.seconds),
                 "–" if item.next_rows is None else str(item.next_rows),
+                "–" if item.dominated_by is None else f"{item.dominated_by} rows",
             )
             for item in found
         ],
     )
-    budgets = ", ".join(str(item.last_rows) for item in found)
+    budgets = ", ".join(str(rows) for rows in worth_trying(found))
     print_line(f"budgets worth trying, in rows: {budgets}")

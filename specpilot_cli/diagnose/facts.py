@@ -10,6 +10,8 @@ from typing import Any
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json, read_text
 
+_MOST = 2**31  # token ids, sizes and layers lie below it
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
@@ -57,6 +59,8 @@ def read_target(path: Path) -> TargetFacts:
     """Facts of the model folder at `path`. Raises InputError for a missing or broken config."""
     config = _object(path / "config.json")
     text = config.get("text_config", config)
+    if not isinstance(text, Mapping):
+        raise _broken("text_config", "no object", path)
     quantised = config.get("quantization_config") or text.get("quantization_config")
     method = None
     if isinstance(quantised, Mapping):
@@ -79,8 +83,8 @@ def read_drafter(path: Path) -> DrafterFacts:
     inner = own if isinstance(own, Mapping) else config
     layers = inner.get("target_layer_ids", config.get("target_layer_ids"))
     ids = layers if isinstance(layers, list) else []
-    if not all(isinstance(item, int) for item in ids):
-        raise InputError("target_layer_ids must be a list of whole numbers", where=str(path))
+    if not all(type(item) is int and abs(item) < _MOST for item in ids):
+        raise _broken("target_layer_ids", "no list of layers", path)
     return DrafterFacts(
         path=path,
         block=_whole(inner, "block_size") or _whole(config, "block_size"),
@@ -93,6 +97,13 @@ def read_drafter(path: Path) -> DrafterFacts:
     )
 
 
+def _broken(key: str, problem: str, folder: Path) -> InputError:
+    return InputError(
+        f"`{key}` is {problem}", where=str(folder / "config.json"),
+        hint="compare config.json with the one on the model's card",
+    )  # fmt: skip
+
+
 def _object(path: Path) -> dict[str, Any]:
     content = read_json(path)
     if not isinstance(content, dict):
@@ -102,20 +113,20 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _whole(config: Mapping[str, Any], key: str) -> int | None:
     value = config.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int and abs(value) < _MOST else None
 
 
 def _tokenizer(path: Path) -> TokenizerFacts | None:
     file = path / "tokenizer.json"
     if not file.is_file():
         return None
-    tokens = _object(file).get("added_tokens", [])
+    tokens = _object(file).get("added_tokens")
     added = {
         item["content"]: item["id"]
-        for item in tokens
+        for item in (tokens if isinstance(tokens, list) else ())
         if isinstance(item, Mapping)
         and isinstance(item.get("content"), str)
-        and isinstance(item.get("id"), int)
+        and _whole(item, "id") is not None
     }
     settings = path / "tokenizer_config.json"
     config = _object(settings) if settings.is_file() else {}

@@ -8,20 +8,20 @@ if it were the first. One process, no connection limit, no proxies from the envi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from specpilot_cli.engines import wire
+from specpilot_cli.engines import replies, wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
 from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
+    blamed,
     checked_url,
     closed_loop,
     drain,
@@ -62,7 +62,8 @@ class AsyncHttpEngine:
 
     Use as an async context manager. Raises MachineError when the server cannot be
     reached, MeasurementInvalid when it answers with anything but a complete, consistent
-    reply within the time limits. Errors call the server by its role, `name`.
+    reply within the time limits. Errors call the server by its role, `name`. `watch` is told the
+    request's id and the arrival of every event of a streamed answer, on the monotonic clock.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class AsyncHttpEngine:
         *,
         stall_timeout_s: float = 60.0,
         name: str = "server",
+        watch: Callable[[str, float], None] | None = None,
     ) -> None:
+        self._watch = watch
         self.base_url = checked_url(base_url)
         self._who = f"the {name} at {self.base_url}"
         self._timeouts = Timeouts(timeout_s, min(stall_timeout_s, timeout_s))
@@ -121,10 +124,10 @@ class AsyncHttpEngine:
                 f"{self._who} has no /server_info",
                 hint="specpilot talks to SGLang's native API: is this an SGLang server?",
             )
-        with self._blamed():
+        with blamed(self._who):
             if reply.status != httpx.codes.OK:
-                raise wire.invalid("server_info", status_text(reply))
-            return wire.decode_json(reply.content, "server_info")
+                raise replies.invalid("server_info", status_text(reply))
+            return replies.decode_description(reply.content, "server_info")
 
     async def flush_cache(self) -> None:
         """Empty the prefix cache; the server refuses while requests run.
@@ -149,7 +152,7 @@ class AsyncHttpEngine:
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Stream one greedy answer and check it."""
-        with self._blamed():
+        with blamed(self._who):
             return await self._generate(request)
 
     async def _generate(self, request: GenerateRequest) -> Generation:
@@ -167,12 +170,14 @@ class AsyncHttpEngine:
                         if assembler.has_tokens and not had_tokens:
                             first_byte_s = event.first_byte_s
                         last_byte_s = event.last_byte_s
+                        if self._watch is not None:
+                            self._watch(request.request_id, event.last_byte_s)
         except TimeoutError as error:
-            raise wire.invalid(
+            raise replies.invalid(
                 request.request_id, f"no complete answer in {self._timeouts.request_s:g} s"
             ) from error
         except ReplyTooLarge as error:
-            raise wire.invalid(request.request_id, str(error)) from error
+            raise replies.invalid(request.request_id, str(error)) from error
         except httpx.HTTPError as error:
             raise self._transport_error(error, request.request_id) from error
         arrival = wire.Arrival(submit_s, first_byte_s, last_byte_s)
@@ -201,7 +206,7 @@ class AsyncHttpEngine:
         """
         if not 1 <= start < len(input_ids):
             raise InputError(f"cannot score from token {start} of {len(input_ids)}")
-        with self._blamed():
+        with blamed(self._who):
             return await self._score(input_ids, start)
 
     async def _score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
@@ -210,14 +215,14 @@ class AsyncHttpEngine:
         try:
             reply = await self._whole("POST", "/generate", body, self._timeouts.request_s)
         except TimeoutError as error:
-            raise wire.invalid(name, f"no scores in {self._timeouts.request_s:g} s") from error
+            raise replies.invalid(name, f"no scores in {self._timeouts.request_s:g} s") from error
         except ReplyTooLarge as error:
-            raise wire.invalid(name, str(error)) from error
+            raise replies.invalid(name, str(error)) from error
         except httpx.HTTPError as error:
             raise self._transport_error(error, name) from error
         if reply.status != httpx.codes.OK:
             raise refusal(self._who, reply, name)
-        scores = wire.decode_json(reply.content, name)
+        scores = replies.decode_json(reply.content, name)
         return wire.parse_scores(scores, input_ids, start, request_id=name)
 
     async def _events(
@@ -236,11 +241,11 @@ class AsyncHttpEngine:
             except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise wire.invalid(
+                raise replies.invalid(
                     request_id, f"the stream stalled for {self._timeouts.stall_s:g} s"
                 ) from error
             if raw is None:
-                raise wire.invalid(request_id, "the stream ended before [DONE]")
+                raise replies.invalid(request_id, "the stream ended before [DONE]")
             arrived_s = raw.at_s if isinstance(raw, Stamped) else time.monotonic()
             for event in parser.feed(raw, arrived_s):
                 last_event_s = event.last_byte_s
@@ -259,7 +264,7 @@ class AsyncHttpEngine:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return unreachable(self._who, error)
         detail = str(error) or type(error).__name__
-        return wire.invalid(request_id, f"the connection broke: {detail}")
+        return replies.invalid(request_id, f"the connection broke: {detail}")
 
     async def _whole(self, method: str, path: str, body: Any, limit_s: float) -> Reply:
         async with (
@@ -287,15 +292,6 @@ class AsyncHttpEngine:
         except httpx.HTTPError as error:
             raise unreachable(self._who, error) from error
 
-    @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
-        """Say which server gave a reply that voids the measurement."""
-        try:
-            yield
-        except MeasurementInvalid as error:
-            error.where = self._who if error.where is None else f"{self._who}, {error.where}"
-            raise
-
 
 class HttpEngine:
     """`AsyncHttpEngine` for code that is not async; satisfies `EngineClient`.
@@ -311,9 +307,10 @@ class HttpEngine:
         *,
         stall_timeout_s: float = 60.0,
         name: str = "server",
+        watch: Callable[[str, float], None] | None = None,
     ) -> None:
         self._engine = AsyncHttpEngine(
-            base_url, timeout_s, stall_timeout_s=stall_timeout_s, name=name
+            base_url, timeout_s, stall_timeout_s=stall_timeout_s, name=name, watch=watch
         )
         self._runner = asyncio.Runner(loop_factory=new_loop)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 
-from specpilot_cli.engines import wire
+from specpilot_cli.engines import replies
 from specpilot_cli.engines.base import GenerateRequest, Generation
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
 
@@ -86,6 +86,16 @@ def unreachable(who: str, error: Exception) -> MachineError:
     )
 
 
+@contextlib.contextmanager
+def blamed(who: str) -> Iterator[None]:
+    """Say which server gave a reply that voids the measurement."""
+    try:
+        yield
+    except MeasurementInvalid as error:
+        error.where = who if error.where is None else f"{who}, {error.where}"
+        raise
+
+
 def refusal(who: str, reply: Reply, request_id: str) -> MachineError | MeasurementInvalid:
     """What a status of `/generate` other than 200 means."""
     if reply.status in (httpx.codes.NOT_FOUND, httpx.codes.METHOD_NOT_ALLOWED):
@@ -98,7 +108,7 @@ def refusal(who: str, reply: Reply, request_id: str) -> MachineError | Measureme
             f"{who} refuses this client: HTTP {reply.status}",
             hint="start the server without an API key",
         )
-    return wire.invalid(request_id, status_text(reply))
+    return replies.invalid(request_id, status_text(reply))
 
 
 def first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:

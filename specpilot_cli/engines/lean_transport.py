@@ -18,6 +18,8 @@ import httpx
 
 _HEAD_LIMIT = 64 * 1024
 _LINE_LIMIT = 4096
+_MOST_DIGITS = 18
+_MOST_INTERIM = 16
 _PAUSE_BYTES, _RESUME_BYTES = 4 << 20, 1 << 20
 
 Origin = tuple[str, int]
@@ -48,9 +50,10 @@ class _Body:
         elif known.get(b"transfer-encoding", b"").endswith(b"chunked"):
             self._chunked = True
         elif b"content-length" in known:
-            if not known[b"content-length"].isdigit():
-                raise httpx.RemoteProtocolError("the Content-Length is no number")
-            self._left = int(known[b"content-length"])
+            length = known[b"content-length"]
+            if not length.isdigit() or len(length) > _MOST_DIGITS:
+                raise httpx.RemoteProtocolError("the Content-Length is no number of bytes")
+            self._left = int(length)
             self.finished = self._left == 0
 
     @property
@@ -161,6 +164,7 @@ class _Connection(asyncio.Protocol):
         lines += [name + b": " + value for name, value in request.headers.raw]
         assert self._transport is not None
         self._transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        interim = 0
         while True:
             head, found, rest = bytes(self._received).partition(b"\r\n\r\n")
             if found:
@@ -168,6 +172,9 @@ class _Connection(asyncio.Protocol):
                 self._received = bytearray(rest)
                 if status >= 200:
                     break
+                interim += 1
+                if interim > _MOST_INTERIM:  # each copies what came with it: a flood would not end
+                    raise httpx.RemoteProtocolError("the server answers `wait` without end")
                 continue
             if len(self._received) > _HEAD_LIMIT:
                 raise httpx.RemoteProtocolError("the head of the answer is too long")

@@ -16,20 +16,24 @@ from typing import Any, Self
 
 import httpx
 
-from specpilot_cli.engines import wire
+from specpilot_cli.engines import replies, wire
 from specpilot_cli.engines.base import ForcedScores, GenerateRequest, Generation
 from specpilot_cli.engines.http_parts import (
     Reply,
     ReplyTooLarge,
+    blamed,
     checked_url,
     closed_loop,
     new_loop,
     status_text,
+    unreachable,
     whole,
 )
-from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
+from specpilot_cli.errors import InputError, MachineError
 
 _CONNECT_TIMEOUT_S = 5.0
+_CONTROL_TIMEOUT_S = 60.0
+_MOST_DIGITS = 10  # of a token id
 _ID_PREFIX = "token_id:"
 
 
@@ -95,15 +99,16 @@ class OpenAiEngine:
         """Closed loop: `concurrency` requests in flight; results in the order of `requests`."""
         if concurrency < 1:
             raise InputError("concurrency must be at least 1")
-        return self._runner.run(
-            closed_loop(self._generate, requests, concurrency=concurrency, on_done=on_done)
-        )
+        loop = closed_loop(self._generate, requests, concurrency=concurrency, on_done=on_done)
+        with blamed(self._who):
+            return self._runner.run(loop)
 
     def score(self, input_ids: Sequence[int], start: int) -> ForcedScores:
         """Score the tokens `input_ids[start:]`, each given everything before it; start >= 1."""
         if not 1 <= start < len(input_ids):
             raise InputError(f"cannot score from token {start} of {len(input_ids)}")
-        return self._runner.run(self._score(input_ids, start))
+        with blamed(self._who):
+            return self._runner.run(self._score(input_ids, start))
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         name = request.request_id
@@ -123,7 +128,7 @@ class OpenAiEngine:
         done_s = loop.time()
         choice = _choice(reply, name)
         if choice.get("token_ids") is None:
-            raise wire.without_ids(name, "of its answers")
+            raise replies.without_ids(name, "of its answers")
         usage = reply.get("usage")
         meta = {
             **(usage if isinstance(usage, dict) else {}),
@@ -143,13 +148,15 @@ class OpenAiEngine:
         body = {**(await self._greedy()), "prompt": ids, "max_tokens": 1, "prompt_logprobs": 1}
         rows = _choice(await self._post(body, name), name).get("prompt_logprobs")
         if not isinstance(rows, list) or len(rows) != len(ids):
-            raise wire.invalid(name, f"the reply has no `prompt_logprobs` of {len(ids)} tokens")
+            raise replies.invalid(name, f"the reply has no `prompt_logprobs` of {len(ids)} tokens")
         own: list[Any] = [None]
         top: list[Any] = [None]
         for token, row in zip(ids[start:], rows[start:], strict=True):
             found = _by_id(row, name)
             if token not in found:
-                raise wire.invalid(name, f"`prompt_logprobs` leaves out the forced token {token}")
+                raise replies.invalid(
+                    name, f"`prompt_logprobs` leaves out the forced token {token}"
+                )
             best = max(found, key=lambda other: (found[other], other == token))
             own.append([found[token], token])
             top.append([[found[best], best]])
@@ -161,12 +168,21 @@ class OpenAiEngine:
 
     async def _find_model(self) -> str:
         if self._model is None:
+            limit_s = min(_CONTROL_TIMEOUT_S, self._timeout_s)
             try:
-                reply = await self._whole("GET", "/models")
-                self._model = str(json.loads(reply.content)["data"][0]["id"])
+                async with asyncio.timeout(limit_s):
+                    reply = await self._whole("GET", "/models")
+                name = str(json.loads(reply.content)["data"][0]["id"])
+                name.encode("utf-8")  # half characters could not be sent back
+                self._model = name
+            except TimeoutError as error:
+                raise MachineError(
+                    f"{self._who} did not answer /models within {limit_s:g} s",
+                    hint="is it stuck, or still loading? its log may tell",
+                ) from error
             except httpx.HTTPError as error:
-                raise self._unreachable(error) from error
-            except (ReplyTooLarge, ValueError, KeyError, IndexError, TypeError) as error:
+                raise unreachable(self._who, error) from error
+            except (ReplyTooLarge, ValueError, LookupError, TypeError, RecursionError) as error:
                 raise MachineError(
                     f"{self._who} names no model at /models",
                     hint="is it an OpenAI-compatible server, and does its URL end in /v1?",
@@ -178,40 +194,28 @@ class OpenAiEngine:
             async with asyncio.timeout(self._timeout_s):
                 reply = await self._whole("POST", "/completions", body)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise self._blamed(name, f"no complete answer in {self._timeout_s:g} s") from error
+            raise replies.invalid(name, f"no complete answer in {self._timeout_s:g} s") from error
         except httpx.ConnectError as error:
-            raise self._unreachable(error) from error
+            raise unreachable(self._who, error) from error
         except httpx.HTTPError as error:
             detail = str(error) or type(error).__name__
-            raise self._blamed(name, f"the connection broke: {detail}") from error
+            raise replies.invalid(name, f"the connection broke: {detail}") from error
         except ReplyTooLarge as error:
-            raise self._blamed(name, str(error)) from error
+            raise replies.invalid(name, str(error)) from error
         if reply.status != httpx.codes.OK:
-            raise self._blamed(name, status_text(reply))
-        return wire.decode_json(reply.content, name)
+            raise replies.invalid(name, status_text(reply))
+        return replies.decode_json(reply.content, name)
 
     async def _whole(self, method: str, path: str, body: Any = None) -> Reply:
         url = f"{self.base_url}{path}"
         async with self._client.stream(method, url, json=body) as response:
             return await whole(response)
 
-    def _blamed(self, name: str, reason: str) -> MeasurementInvalid:
-        error = wire.invalid(name, reason)
-        error.where = f"{self._who}, {error.where}"
-        return error
-
-    def _unreachable(self, error: Exception) -> MachineError:
-        detail = str(error) or type(error).__name__
-        return MachineError(
-            f"{self._who} does not answer: {detail}",
-            hint="is the server running, and is the port right?",
-        )
-
 
 def _choice(reply: dict[str, Any], name: str) -> dict[str, Any]:
     choices = reply.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise wire.invalid(name, "the reply has not one choice")
+        raise replies.invalid(name, "the reply has not one choice")
     return choices[0]
 
 
@@ -224,7 +228,7 @@ def _top_rows(choice: dict[str, Any]) -> list[list[list[Any]]] | None:
     found: list[list[list[Any]]] = []
     for row in rows:
         pairs = [(key.removeprefix(_ID_PREFIX), value) for key, value in row.items()]
-        if not all(key.isdecimal() for key, _ in pairs):
+        if not all(key.isdecimal() and len(key) <= _MOST_DIGITS for key, _ in pairs):
             return None
         found.append([[value, int(key)] for key, value in pairs])
     return found
@@ -234,8 +238,9 @@ def _by_id(row: Any, name: str) -> dict[int, Any]:
     """Log-probabilities of one position by token id."""
     try:
         found = {int(key): float(value["logprob"]) for key, value in row.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise wire.invalid(name, f"a row of `prompt_logprobs` is `{row!r}`") from error
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        shown = replies.shown(row)
+        raise replies.invalid(name, f"a row of `prompt_logprobs` is `{shown}`") from error
     if not found or any(math.isnan(value) for value in found.values()):
-        raise wire.invalid(name, f"a log-probability is not a number: `{row!r}`")
+        raise replies.invalid(name, f"a log-probability is not a number: `{replies.shown(row)}`")
     return found

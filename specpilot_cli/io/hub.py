@@ -109,11 +109,11 @@ def fetch_file(source: str, name: str) -> Path | str:
     return Path(found)
 
 
-def fetch_dataset_file(repo: str, name: str) -> Path:
-    """File `name` of the dataset `repo`: from the cache, or fetched.
+def fetch_dataset_file(repo: str, name: str, revision: str | None = None) -> Path:
+    """File `name` of the dataset `repo` at commit `revision`: from the cache, or fetched.
 
     MachineError without huggingface_hub, without an answer, or where access is refused; InputError
-    for a repository that does not exist.
+    for a repository, a commit or a file that does not exist.
     """
     try:
         from huggingface_hub import errors, hf_hub_download
@@ -128,11 +128,16 @@ def fetch_dataset_file(repo: str, name: str) -> Path:
     try:
         return Path(
             hf_hub_download(
-                repo, name, repo_type="dataset", local_files_only=silence is not None,
-                tqdm_class=_hidden_bar(),
+                repo, name, repo_type="dataset", revision=revision,
+                local_files_only=silence is not None, tqdm_class=_hidden_bar(),
             )
         )  # fmt: skip
     except (http_error, errors.HFValidationError, OSError) as error:
+        absent = isinstance(error, errors.EntryNotFoundError)
+        if absent and not isinstance(error, errors.LocalEntryNotFoundError):
+            raise InputError(
+                f"the dataset `{repo}` has no file `{name}`", where=repo, hint="it was renamed"
+            ) from error
         raise _explained(error, repo, repo, silence, errors) from error
 
 

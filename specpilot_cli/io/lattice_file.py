@@ -21,12 +21,14 @@ from specpilot_cli.io.lattice_digest import request_digests
 from specpilot_cli.io.lattice_pack import pack_tensors
 from specpilot_cli.io.lattice_parts import RECORD, LatticeFile
 from specpilot_cli.io.safetensors_stream import write_safetensors
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.schema.lattice import (
     METADATA_KEY,
     TENSORS,
     LatticeMetadata,
     LatticeRecording,
     Packing,
+    offsets_of,
 )
 
 #: Steps held at once: a part of 15 × 16 × 16 float32 edges stays near 32 MiB.
@@ -193,7 +195,7 @@ def _joined_metadata(path: Path, parts: Sequence[LatticeMetadata]) -> LatticeMet
         return LatticeMetadata.model_validate(fields)
     except ValidationError as error:
         raise InputError(
-            f"the shards are not one recording: {error.errors()[0]['msg']}",
+            f"the shards are not one recording: {first_in_words(error, METADATA_KEY)[1]}",
             where=str(path),
             hint=RECORD,
         ) from error
@@ -211,7 +213,7 @@ def _concatenate(metadata: LatticeMetadata, parts: Sequence[LatticeRecording]) -
     }
     for name in ("prompt_offsets", "output_offsets"):
         lengths = np.concatenate([np.diff(getattr(part, name)) for part in parts])
-        arrays[name] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        arrays[name] = offsets_of(lengths.tolist())
     bases = np.cumsum([0] + [part.n_requests for part in parts[:-1]])
     arrays["step_request"] = np.concatenate(
         [part.step_request + np.int32(base) for part, base in zip(parts, bases, strict=True)]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.schema.lattice import LatticeRecording, offsets_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -38,7 +38,7 @@ def pack_tensors(recording: LatticeRecording, kept: npt.NDArray[np.bool_]) -> Ar
         return {
             "candidate_ids": _narrow(recording.candidate_ids),
             "edge_kept": np.packbits(rows, axis=-1, bitorder="little"),
-            "edge_offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            "edge_offsets": offsets_of(counts.tolist()),
             "edge_rows": recording.edge[rows].astype(np.float16),
             "unary": np.maximum(own, np.finfo(np.float16).min).astype(np.float16),
             "stock_choice": _narrow(recording.stock_choice),

@@ -16,6 +16,7 @@ from specpilot_cli.io.lattice_checks import check_content, check_index, check_sh
 from specpilot_cli.io.lattice_digest import request_digests
 from specpilot_cli.io.lattice_pack import unpack_tensors
 from specpilot_cli.io.safetensors_stream import NUMPY_DTYPES, SafetensorsFile
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.schema.lattice import (
     METADATA_KEY,
     PACKED_TENSORS,
@@ -223,10 +224,9 @@ def _metadata(path: Path, stored: dict[str, str]) -> LatticeMetadata:
     try:
         metadata = LatticeMetadata.model_validate_json(stored[METADATA_KEY])
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"]) or METADATA_KEY
+        key, problem = first_in_words(error, METADATA_KEY)
         raise InputError(
-            f"bad lattice file: metadata key `{key}`: {first['msg']}",
+            f"bad lattice file: metadata key `{key}`: {problem}",
             where=str(path),
             hint="the file may come from another version of specpilot, or another tool",
         ) from error

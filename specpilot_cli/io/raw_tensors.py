@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.json_file import parse_json, read_text
 from specpilot_cli.io.safetensors_stream import SafetensorsFile
 
 Float32 = npt.NDArray[np.float32]
@@ -45,19 +45,22 @@ def read_markov_head(folder: Path) -> tuple[Float32, Float32]:
                 where=str(folder),
                 hint="is this the folder of a DSpark drafter?",
             )
-    return found["markov_w1"], found["markov_w2"]
+    w1, w2 = (found[factor] for factor in _FACTORS)
+    if w1.shape != w2.shape or not w1.size:
+        raise InputError(
+            f"`markov_w1.weight` {list(w1.shape)} and `markov_w2.weight` {list(w2.shape)} are not "
+            "of one shape",
+            where=str(folder),
+            hint="both hold one row of the head's rank for every token",
+        )
+    return w1, w2
 
 
 def _refuse_other_heads(folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
         return
-    try:
-        document = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"cannot read: {error}", where=str(config), hint="copy the drafter's folder again"
-        ) from error
+    document = parse_json(read_text(config), str(config), finite=False)
     fields = document if isinstance(document, dict) else {}
     nested = fields.get("dspark_config")
     kinds = [fields.get(_HEAD_TYPE), fields.get(f"dspark_{_HEAD_TYPE}")]
@@ -72,8 +75,14 @@ def _refuse_other_heads(folder: Path) -> None:
 
 
 def _read(file: SafetensorsFile, name: str) -> npt.NDArray[Any]:
-    array = file.read_array(name)
     dtype = file.info(name).dtype
+    if dtype.startswith("F8"):
+        raise InputError(
+            f"tensor `{name}` is {dtype}, whose values are not read",
+            where=str(file.path),
+            hint="write it in BF16, F16 or F32",
+        )
+    array = file.read_array(name)
     if dtype == "BF16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32) if dtype == "F16" else array

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.lattice_checks import check_index
 from specpilot_cli.io.safetensors_stream import SafetensorsFile, write_safetensors
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.schema.lattice import LatticeMetadata
 from specpilot_cli.schema.tree_recording import TREE_TENSORS, TREES_KEY, TreeRecording
 
@@ -47,8 +48,8 @@ def read_trees(path: Path) -> TreeRecording:
         try:
             metadata = LatticeMetadata.model_validate_json(file.metadata[TREES_KEY])
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            _fail(str(path), f"metadata key `{first['loc'][0]}`", first["msg"])
+            key, problem = first_in_words(error, TREES_KEY)
+            _fail(str(path), f"metadata key `{key}`", problem)
         arrays: dict[str, npt.NDArray[Any]] = {}
         for name, (dtype, axes) in TREE_TENSORS.items():
             info = file.info(name)
@@ -65,6 +66,14 @@ def read_trees(path: Path) -> TreeRecording:
 
 def check_trees(recording: TreeRecording, where: str) -> None:
     """Raise InputError unless outputs, steps and trees are well formed and agree."""
+    check_structure(recording, where)
+    deepest = int(node_depths(recording).max(initial=0))
+    if deepest >= recording.metadata.block:
+        _fail(where, "metadata key `block`", f"must exceed the deepest tree's depth, {deepest}")
+
+
+def check_structure(recording: TreeRecording, where: str) -> None:
+    """`check_trees`, but for the block, which says how deep the trees may be."""
     if recording.metadata.drafter_kind != "eagle":
         _fail(where, "metadata key `drafter_kind`", "must be `eagle`")
     n_requests, n_steps = len(recording.metadata.requests), recording.n_steps
@@ -111,9 +120,22 @@ def _check_nodes(recording: TreeRecording, where: str) -> None:
     bad = np.zeros_like(same)
     bad[order] = same
     _first_bad(bad, step, where, "node_token", "one parent has the same token twice")
-    deepest = int(node_depths(recording).max(initial=0))
-    if deepest >= recording.metadata.block:
-        _fail(where, "metadata key `block`", f"must exceed the deepest tree's depth, {deepest}")
+    _check_siblings(recording, where)
+
+
+def _check_siblings(recording: TreeRecording, where: str) -> None:
+    """The children of one node share a probability of 1."""
+    step, above = recording.node_step, recording.node_above
+    # A child of the anchor has no parent in the list: count it below its step instead.
+    family = np.where(above < 0, step, recording.n_steps + above)
+    share = np.exp(recording.node_log_prob.astype(np.float64))
+    total = np.bincount(family, weights=share, minlength=1)[family]
+    bad = total > np.exp(_TOLERANCE_NATS)
+    if np.any(bad):
+        _first_bad(
+            bad, step, where, "node_log_prob",
+            f"the children of one node have probabilities that add up to {total[bad][0]:.4g}",
+        )  # fmt: skip
 
 
 def node_depths(recording: TreeRecording) -> npt.NDArray[np.int64]:

@@ -15,6 +15,23 @@ Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
 
 _MAX_LISTED = 5
+_WHOLE, _NUMBER, _TRUTH = "not a whole number", "not a number", "neither true nor false"
+_WORDS = {
+    "int_type": _WHOLE, "int_parsing": _WHOLE, "int_from_float": _WHOLE,
+    "int_parsing_size": "a number too large to be read",
+    "float_type": _NUMBER, "float_parsing": _NUMBER, "finite_number": "not a finite number",
+    "bool_type": _TRUTH, "bool_parsing": _TRUTH,
+    "string_type": "not text", "list_type": "not a list", "tuple_type": "not a list",
+    "greater_than": "must be above {gt}", "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}", "less_than_equal": "must be at most {le}",
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "string_too_short": "needs at least {min_length} characters",
+    "string_too_long": "may have {max_length} characters at most",
+    "string_pattern_mismatch": "does not have the form `{pattern}`",
+    "too_short": "needs at least {min_length} entries, has {actual_length}",
+    "too_long": "may have {max_length} entries at most",
+    "literal_error": "must be {expected}",
+}  # fmt: skip
 _TAG_PROBLEMS = ("union_tag_invalid", "union_tag_not_found")
 
 
@@ -75,12 +92,31 @@ def _sentence(problem: ErrorDetails, place: Location) -> str:
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         text = "expected keys with values"
     else:
-        text = problem["msg"].removeprefix("Value error, ")
-    text = text[:1].lower() + text[1:]
+        text = in_words(problem)
     return f"`{key_path(place)}`: {text}" if place else text
 
 
+def in_words(problem: ErrorDetails) -> str:
+    """What pydantic found, as this program says it."""
+    plain = _WORDS.get(problem["type"])
+    if plain is not None:
+        return plain.format(**problem.get("ctx", {}))
+    text = problem["msg"].removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
+def first_in_words(error: ValidationError, whole: str) -> tuple[str, str]:
+    """Where in the document the first problem is, as a key path, and what it is.
+
+    whole: what to call a problem of the document as such.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    return key_path(first["loc"]) or whole, in_words(first)
+
+
 def _hint(problem: ErrorDetails, model: type[BaseModel]) -> str | None:
+    if problem["type"] == "impossible":
+        return str(problem["ctx"]["hint"])
     if problem["type"] == "union_tag_invalid":
         known = [tag.strip("' ") for tag in problem["ctx"]["expected_tags"].split(",")]
         return _nearest(problem["ctx"]["tag"], known, "known")

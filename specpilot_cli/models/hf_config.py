@@ -9,20 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import parse_json, read_text
 from specpilot_cli.io.validation import validate
+from specpilot_cli.models.config_part import HINT, ConfigPart
+from specpilot_cli.models.coverage import DRAFTERS, refuse_quantised_folder, refuse_uncovered
 from specpilot_cli.schema.model_profile import ModelProfile
 from specpilot_cli.ui import printable
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_WINDOWED = frozenset(("sliding_attention", "chunked_attention"))
-_KINDS = frozenset(("full_attention", "linear_attention")) | _WINDOWED
-_DRAFTERS = re.compile(r"D(F|f)lash2?\w*DraftModel")
+_WINDOWED = "sliding_attention"
+_KINDS = frozenset(("full_attention", "linear_attention", _WINDOWED))
 # Layers whose output gate is a matrix of its own, by model type; Qwen says `attn_output_gate`.
 _SEPARATE_GATE = frozenset(("muse_glimmer_text", "muse_glimmer"))
 # Families whose query projection always holds the gate, whether the configuration says so or not.
@@ -30,75 +30,52 @@ _FUSED_GATE = re.compile(r"qwen3_(next|5(_moe)?(_text)?)")
 # Families whose defaults are written down where a configuration leaves the kinds of layers out.
 _FULL_EVERY = {
     "gemma2": 2, "gemma3_text": 6, "gemma4_text": 6, "gemma4_unified_text": 6,
-    "muse_glimmer_text": 4,
+    "muse_glimmer_text": 4, "muse_glimmer": 4, "gpt_oss": 2, "cohere2": 4,
+    "olmo3": 4,
 }  # fmt: skip
-# What adds or shares weights or states in ways that are not counted here.
-_NOT_COUNTED = (
-    "kv_lora_rank", "linear_attn_config", "hybrid_override_pattern", "mamba_d_state",
-    "attn_layer_period", "ssm_state_size", "hidden_size_per_layer_input", "num_kv_shared_layers",
-    "enable_moe_block", "use_double_wide_mlp",
-)  # fmt: skip
+# Families whose one window holds for all layers, and those that must switch a window on.
+_ALL_WINDOWED = frozenset(("mistral", "ministral3", "mixtral", "phi3", "phimoe"))
+_SWITCHED = re.compile(r"qwen\w+|smollm3")
 _OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))
-_MOST = 10**9  # no model has a size beyond it
 _MOST_LAYERS = 10_000
 _SOURCE = "config"
-_HINT = "a profile file can state the shape instead; see profiles/models"
 
 Layers = Counter[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    """The part of a configuration that describes the text model; errors name file and key."""
-
-    data: Mapping[str, Any]
-    where: str
-    prefix: str
-
-    def whole(self, *keys: str, optional: bool = False, least: int = 1) -> int | None:
-        """The first of `keys` that is there, as a whole number of at least `least`."""
-        for key in keys:
-            value = self.data.get(key)
-            if value is None:
-                continue
-            if isinstance(value, int) and not isinstance(value, bool) and least <= value < _MOST:
-                return value
-            raise self.error(f"not a whole number of at least {least}: {value!r}", key)
-        if optional:
-            return None
-        raise self.error("missing", keys[0])
-
-    def must(self, *keys: str) -> int:
-        """As `whole`; raises `InputError` if none of `keys` is there."""
-        value = self.whole(*keys)
-        assert value is not None
-        return value
-
-    def error(self, problem: str, key: str) -> InputError:
-        """`problem` at `key`."""
-        return InputError(f"{problem}: `{self.prefix}{key}`", where=self.where, hint=_HINT)
-
-
-def read_hf_config(path: Path) -> ModelProfile:
+def read_hf_config(path: Path, *, w12: bool = False, any_drafter: bool = False) -> ModelProfile:
     """The shape in a `config.json`; models with an image part are read through `text_config`.
 
-    Raises `InputError` naming the key that is missing, wrong or unknown.
+    w12, any_drafter: as in `refuse_uncovered`. Raises `InputError` naming the key that is missing,
+    wrong or unknown, or that stands for weights which are not counted.
     """
     document = parse_json(read_text(path), str(path), finite=False)
     if not isinstance(document, dict):
-        raise InputError("not a model configuration", where=str(path), hint=_HINT)
-    return profile_of_config(document, name=path.resolve().parent.name, where=str(path))
+        raise InputError("not a model configuration", where=str(path), hint=HINT)
+    refuse_quantised_folder(path.parent)
+    name = path.resolve().parent.name
+    return profile_of_config(
+        document, name=name, where=str(path), w12=w12, any_drafter=any_drafter
+    )
 
 
-def profile_of_config(document: Mapping[str, Any], *, name: str, where: str) -> ModelProfile:
+def profile_of_config(
+    document: Mapping[str, Any],
+    *,
+    name: str,
+    where: str,
+    w12: bool = False,
+    any_drafter: bool = False,
+) -> ModelProfile:
     """As `read_hf_config`, of a document in memory; `name` is what to call the model."""
     text = document.get("text_config")
     if text is not None and not isinstance(text, dict):
-        raise InputError("`text_config` is no object", where=where, hint=_HINT)
-    config = _Config(document, where, "") if text is None else _Config(text, where, "text_config.")
-    for key in _NOT_COUNTED:
-        if config.data.get(key):
-            raise config.error("layers of a kind that is not counted here", key)
+        raise InputError("`text_config` is no object", where=where, hint=HINT)
+    if text is None:
+        config = ConfigPart(document, where, "")
+    else:
+        config = ConfigPart(text, where, "text_config.")
+    refuse_uncovered(config, document, w12=w12, any_drafter=any_drafter)
     dtype = config.data.get("dtype") or config.data.get("torch_dtype")
     dtype = dtype or document.get("dtype") or document.get("torch_dtype") or "bfloat16"
     if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
@@ -128,7 +105,7 @@ def _flag(value: bool, *, derived: bool = False) -> dict[str, Any]:
     return {"value": value, "kind": "derived" if derived else "stated", "source": _SOURCE}
 
 
-def _layers(config: _Config) -> list[dict[str, Any]]:
+def _layers(config: ConfigPart) -> list[dict[str, Any]]:
     """Groups of layers that share mixer and MLP, in the order of their first layer."""
     kinds = _kinds(config)
     sparse = _sparse(config, len(kinds))
@@ -143,7 +120,7 @@ def _layers(config: _Config) -> list[dict[str, Any]]:
     return found
 
 
-def _kinds(config: _Config) -> list[str]:
+def _kinds(config: ConfigPart) -> list[str]:
     """The kind of every layer, from `layer_types` or from the rule that stands for it."""
     n_layers = config.must("num_hidden_layers")
     if n_layers > _MOST_LAYERS:
@@ -155,28 +132,28 @@ def _kinds(config: _Config) -> list[str]:
         if unknown := sorted({str(kind) for kind in stated} - _KINDS):
             raise config.error(f"unknown kind of layer `{unknown[0]}`", "layer_types")
         return [str(kind) for kind in stated]
-    model_type = str(config.data.get("model_type"))
-    window = config.data.get("sliding_window") is not None
-    other = "sliding_attention" if window else "full_attention"
+    family = str(config.data["model_type"])
+    on = config.data.get("use_sliding_window", _SWITCHED.fullmatch(family) is None)
+    window = on is not False and config.data.get("sliding_window") is not None
+    other = _WINDOWED if window else "full_attention"
     every = config.whole("full_attention_interval", "sliding_window_pattern", optional=True)
     if config.data.get("linear_num_value_heads") is not None:
         other, every = "linear_attention", every or 4
-    every = every or (_FULL_EVERY.get(model_type) if window else None)
+    every = every or (_FULL_EVERY.get(family) if window else None)
     if every is None:
-        # Mistral's window holds for all layers; Qwen's only where it is switched on.
-        if window and config.data.get("use_sliding_window", True) is False:
-            other = "full_attention"
+        if window and family not in _ALL_WINDOWED:
+            raise config.error("does not say which layers have the window", "layer_types")
         return [other] * n_layers
-    if model_type.startswith("muse_glimmer"):  # counted from the last layer
+    if family.startswith("muse_glimmer"):  # counted from the last layer
         return ["full_attention" if (n_layers - 1 - i) % every == 0 else other
                 for i in range(n_layers)]  # fmt: skip
     kinds = ["full_attention" if (i + 1) % every == 0 else other for i in range(n_layers)]
-    if model_type.startswith("gemma4"):
+    if family.startswith("gemma4"):
         kinds[-1] = "full_attention"
     return kinds
 
 
-def _attention_numbers(config: _Config, kind: str) -> tuple[int, int, int]:
+def _attention_numbers(config: ConfigPart, kind: str) -> tuple[int, int, int]:
     """(heads, KV heads, head dim) of layers of `kind`; Gemma's global layers have their own."""
     heads = config.must("num_attention_heads")
     kv_heads = config.whole("num_key_value_heads", optional=True) or heads
@@ -194,7 +171,7 @@ def _attention_numbers(config: _Config, kind: str) -> tuple[int, int, int]:
     return heads, kv_heads, dim
 
 
-def _overrides(config: _Config) -> _Config:
+def _overrides(config: ConfigPart) -> ConfigPart:
     """Numbers that full-attention layers have of their own, under either spelling.
 
     transformers writes them out layer by layer; they must be the same in all of them.
@@ -202,20 +179,20 @@ def _overrides(config: _Config) -> _Config:
     layers = config.data.get("per_layer_config")
     if not isinstance(layers, dict) or not layers:
         own = ("num_global_key_value_heads", "global_head_dim")
-        return _Config({k: config.data.get(k) for k in own}, config.where, config.prefix)
+        return ConfigPart({k: config.data.get(k) for k in own}, config.where, config.prefix)
     values = list(layers.values())
     first = values[0]
     full = {str(i) for i, kind in enumerate(_kinds(config)) if kind == "full_attention"}
     same = isinstance(first, dict) and all(value == first for value in values)
     if not same or {str(key) for key in layers} != full or set(first) - _OVERRIDDEN:
         raise config.error("layers with numbers of their own are not counted", "per_layer_config")
-    return _Config(first, config.where, f"{config.prefix}per_layer_config.")
+    return ConfigPart(first, config.where, f"{config.prefix}per_layer_config.")
 
 
-def _attention(config: _Config, kind: str, several: bool) -> dict[str, Any]:
+def _attention(config: ConfigPart, kind: str, several: bool) -> dict[str, Any]:
     heads, kv_heads, dim = _attention_numbers(config, kind)
     stated = config.data.get("head_dim") is not None
-    windowed = kind in _WINDOWED
+    windowed = kind == _WINDOWED
     mixer: dict[str, Any] = {
         "type": "attention",
         "prefix": ("window" if windowed else "full") if several else "attn",
@@ -224,7 +201,7 @@ def _attention(config: _Config, kind: str, several: bool) -> dict[str, Any]:
         "head_dim": _count(dim, derived=not stated),
     }
     if windowed:
-        mixer["window"] = _count(config.must("sliding_window", "attention_chunk_size"))
+        mixer["window"] = _count(config.must("sliding_window"))
     model_type = str(config.data.get("model_type"))
     if config.data.get("attn_output_gate", _FUSED_GATE.fullmatch(model_type) is not None):
         mixer["gate"] = "fused"
@@ -235,7 +212,7 @@ def _attention(config: _Config, kind: str, several: bool) -> dict[str, Any]:
     return mixer
 
 
-def _gdn(config: _Config) -> dict[str, Any]:
+def _gdn(config: ConfigPart) -> dict[str, Any]:
     state = config.data.get("mamba_ssm_dtype", "float32")
     if not isinstance(state, str) or state not in _DTYPE_BYTES:
         raise config.error(f"states of type {state!r} have no known size", "mamba_ssm_dtype")
@@ -250,7 +227,7 @@ def _gdn(config: _Config) -> dict[str, Any]:
     }
 
 
-def _sparse(config: _Config, n_layers: int) -> list[bool]:
+def _sparse(config: ConfigPart, n_layers: int) -> list[bool]:
     """Which layers hold experts."""
     n_experts = config.whole("num_experts", "num_local_experts", "n_routed_experts",
                              optional=True, least=0)  # fmt: skip
@@ -264,7 +241,7 @@ def _sparse(config: _Config, n_layers: int) -> list[bool]:
     return [i >= first and (i + 1) % every == 0 and i not in dense for i in range(n_layers)]
 
 
-def _experts(config: _Config) -> dict[str, Any]:
+def _experts(config: ConfigPart) -> dict[str, Any]:
     mlp: dict[str, Any] = {
         "type": "experts",
         "experts": _count(config.must("num_experts", "num_local_experts", "n_routed_experts")),
@@ -281,7 +258,7 @@ def _experts(config: _Config) -> dict[str, Any]:
     return mlp
 
 
-def _dense(config: _Config) -> dict[str, Any]:
+def _dense(config: ConfigPart) -> dict[str, Any]:
     return {"type": "dense", "intermediate": _count(config.must("intermediate_size"))}
 
 
@@ -289,11 +266,11 @@ def _drafter(document: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """What a DFlash drafter's configuration adds; None for any other model."""
     names = document.get("architectures")
     first = str(names[0]) if isinstance(names, list) and names else ""
-    if not _DRAFTERS.fullmatch(first):
+    if not DRAFTERS.fullmatch(first):
         return None
     own = document.get("dflash_config")
     data = {**document, **own} if isinstance(own, dict) else dict(document)
-    config = _Config(data, where, "dflash_config.")
+    config = ConfigPart(data, where, "dflash_config.")
     features = data.get("target_layer_ids")
     if not isinstance(features, list) or not features:
         raise config.error("needs the target layers whose states it reads", "target_layer_ids")

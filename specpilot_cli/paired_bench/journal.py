@@ -18,7 +18,7 @@ from specpilot_cli.engines.base import Generation
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.io.jsonl import iter_jsonl
 from specpilot_cli.paired_bench.machine import mechanism_state
-from specpilot_cli.paired_bench.types import TimedRequest
+from specpilot_cli.paired_bench.types import TimedRequest, output_digest
 from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.bench_run import (
     BenchFailure,
@@ -171,7 +171,7 @@ def read_finished(path: Path, header: BenchHeader | None = None) -> dict[RunKey,
     for line in (entry.root for entry in lines):
         match line:
             case BenchRequest():
-                rows.append(timed_request(line))
+                rows.append(_own_ids(line, path))
             case BenchRunEnd():
                 key = (line.session, line.run)
                 # What an interrupted attempt left behind comes first: keep the last n.
@@ -198,6 +198,17 @@ def read_finished(path: Path, header: BenchHeader | None = None) -> dict[RunKey,
             case BenchHeader():
                 raise InputError("a second header", where=str(path), hint="start over with --force")
     return finished
+
+
+def _own_ids(line: BenchRequest, path: Path) -> TimedRequest:
+    """The answer of a line; InputError if its output ids are not those of its hash."""
+    if line.output_ids and output_digest(line.output_ids) != line.output_sha256:
+        raise InputError(
+            f"the output ids of request `{line.request_id}` are not those of its hash",
+            where=str(path),
+            hint="the journal was edited or damaged; start over with --force",
+        )
+    return timed_request(line)
 
 
 def _drop_partial_line(path: Path) -> None:

@@ -54,12 +54,17 @@ def parse_gpu_lines(text: str) -> list[dict[str, str]]:
 
 
 def recordable(value: Any) -> Any:
-    """A server's description fit for a file: NaN and Infinity become None, secrets are hidden."""
+    """A server's description fit for a file: NaN and Infinity become None, secrets are hidden.
+
+    Half characters, which no file can hold, become question marks.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, Mapping):
         return {
-            str(key): "(hidden)" if item and _is_secret(str(key)) else recordable(item)
+            recordable(str(key)): "(hidden)" if item and _is_secret(str(key)) else recordable(item)
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from specpilot_cli.engines.base import EngineClient, Generation
-from specpilot_cli.errors import MeasurementInvalid
+from specpilot_cli.engines.launches import relaunched
+from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.paired_bench.client import BlockCost, Clock, Lane, serve_block
 from specpilot_cli.paired_bench.greedy import check_greedy
 from specpilot_cli.paired_bench.journal import Journal, changed_keys
@@ -58,6 +61,7 @@ class Measurement:
     expected_s: float | None = None
     place: str = "warm-up"
     _lanes: dict[str, Lane] = field(default_factory=dict)
+    _began: ServerInfo = field(default_factory=dict)
     _speeds: dict[str, float] = field(default_factory=dict)
     _all: Sequence[Session] = ()
     _session: str = "warmup"
@@ -74,6 +78,7 @@ class Measurement:
             names = tuple(dict.fromkeys(name for s in sessions for name in s.systems))
             with self.stage.run(names, 0) as launched:
                 self._lanes = lanes_of(launched.engines)
+                self._began = {name: self._described(name) for name in names}
                 self._warm_up(names)
                 self._announce_time(sessions, self._speeds, each_run_s=0.0)
                 self._serve_sessions(sessions, on_noise)
@@ -87,6 +92,7 @@ class Measurement:
                 label = f"{_title(session.name, self.settings)} run {run + 1}/{self.settings.runs}"
                 done = self.journal.finished.get((session.name, run)) if self.journal else None
                 if done is not None:
+                    self._check_complete(session, run, done.rows)
                     self.rows.extend(done.rows)
                     self.ends.append(done.end)
                     self.reporter.note(f"{label}: already in the journal")
@@ -98,6 +104,21 @@ class Measurement:
             following = sessions[index + 1 : index + 2]
             if session.name != "ab" and (not following or following[0].name == "ab"):
                 on_noise()
+
+    def _check_complete(self, session: Session, run: int, rows: Sequence[TimedRequest]) -> None:
+        """InputError unless a run of the journal holds every answer of every system once."""
+        wanted = Counter(
+            (system, prompt.request_id, batch)
+            for system in session.systems
+            for prompt in session.prompts
+            for batch in self.settings.batches
+        )
+        if wanted != Counter((row.system, row.request_id, row.batch) for row in rows):
+            raise InputError(
+                f"run {run} of session `{session.name}` holds other answers than were asked for",
+                where="the journal",
+                hint="it was edited or damaged; start over with --force",
+            )
 
     def record_failure(self, reason: str) -> None:
         """Mark the journal as invalid."""
@@ -154,8 +175,8 @@ class Measurement:
             self._lanes = {}
 
     def _record_launch(self, session: Session, run: int, launched: Launched) -> None:
-        for name in session.systems:
-            info = recordable(dict(launched.engines[name].server_info()))
+        self._began = {name: self._described(name) for name in session.systems}
+        for name, info in self._began.items():
             known = BASELINE if name == BASELINE_AGAIN else name
             changed = changed_keys(self.infos.setdefault(known, info), info)
             if changed:
@@ -183,10 +204,28 @@ class Measurement:
                     rows += self._keep(session, run, slot, answers, batch)
                 self.reporter.progress(label, len(rows), total)
         end = _run_end(session.name, run, len(rows), costs, self.clock() - start_s)
+        self._check_servers(session, run, label)
         if self.journal is not None:
             self.journal.append(end)
         self.rows.extend(rows)
         self.ends.append(end)
+
+    def _described(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = recordable(dict(self._lanes[name].engine.server_info()))
+        return found
+
+    def _check_servers(self, session: Session, run: int, label: str) -> None:
+        """MeasurementInvalid for a server that was started anew since the measurement began."""
+        for name in session.systems:
+            self._at(session.name, run, name, f"{label}, {name}")
+            changed = relaunched(self._began[name], self._described(name))
+            if changed:
+                raise MeasurementInvalid(
+                    f"{name} was started anew during the measurement; changed: "
+                    f"{', '.join(changed)}",
+                    hint="measure again, keep the servers running until the end, and give each an "
+                    "address of its own",
+                )
 
     def _steps(self, session: Session, run: int, batch: int) -> list[list[Slot]]:
         """What is served one after the other; slots of one step at the same time."""

@@ -356,6 +356,6 @@ def _machine_remarks(facts: _Facts) -> list[str]:
         if mechanism_state(found).get("fault"):
             said.append(f"{name} runs with an injected fault")
         slowed = mechanism_state(found).get("slowed_ratio")
-        if slowed:
+        if isinstance(slowed, int | float) and slowed:
             said.append(f"{name} is made {slowed:.1%} slower on purpose")
     return [*said, *gpu_remarks(facts.gpus)]

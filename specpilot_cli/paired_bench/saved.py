@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 from specpilot_cli import stats
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import read_json_model
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.paired_bench.journal import read_finished
 from specpilot_cli.paired_bench.promotion import decide
-from specpilot_cli.paired_bench.ratios import estimate_gain
+from specpilot_cli.paired_bench.ratios import estimate_gain, log_ratios
 from specpilot_cli.paired_bench.types import (
+    BASELINE,
+    CANDIDATE,
     ENOUGH_AA_SESSIONS,
+    GainEstimate,
     Noise,
     PairedBenchSummary,
     TimedRequest,
@@ -54,8 +58,8 @@ def read_saved(path: Path) -> tuple[Envelope, PairedBenchSummary]:
         )
         problem = next(_problems(summary, envelope.verdict), None)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = f"{'.'.join(str(part) for part in first['loc'])}`: {first['msg']}"
+        key, what = first_in_words(error, "")
+        problem = f"{key}`: {what}"
     except (InputError, ValueError, OverflowError) as error:
         problem = f"settings` or requests: {error}"
     if problem is not None:
@@ -63,13 +67,25 @@ def read_saved(path: Path) -> tuple[Envelope, PairedBenchSummary]:
     return envelope, summary
 
 
-def saved_rows(path: Path) -> list[TimedRequest]:
+def saved_rows(path: Path, summary: PairedBenchSummary) -> list[TimedRequest]:
     """Every answer behind the result in `path`, from the journal beside it.
 
-    Raises InputError if the journal is not there.
+    Raises InputError if the journal is not there, is damaged, or gives other gains than `summary`.
     """
     journal = path.with_suffix(".journal.jsonl")
-    return [row for run in read_finished(journal).values() for row in run.rows]
+    rows = [row for run in read_finished(journal).values() for row in run.rows]
+    try:
+        ratios = log_ratios([row for row in rows if row.session == "ab"], CANDIDATE, BASELINE)
+    except (ValueError, OverflowError):  # a pair is not complete, or its rates are no numbers
+        ratios = {}
+    gains = {request: math.exp(z) for values in ratios.values() for request, z in values.items()}
+    if summary.requests and not _same(
+        gains, {r.request_id: r.gain_ratio for r in summary.requests}
+    ):
+        raise InputError(
+            f"the answers in it are not those of `{path}`", where=str(journal), hint=_HINT
+        )
+    return rows
 
 
 def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]:
@@ -96,9 +112,13 @@ def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]
     cells: dict[str, list[float]] = {}
     for request in summary.requests:
         cells.setdefault(request.benchmark, []).append(math.log(request.gain_ratio))
-    gain = estimate_gain(
-        cells, nu=noise.nu_log, n_sessions=n_sessions, confidence=settings.confidence
-    )
+
+    def estimate(values: Mapping[str, Sequence[float]]) -> GainEstimate:
+        return estimate_gain(
+            values, nu=noise.nu_log, n_sessions=n_sessions, confidence=settings.confidence
+        )
+
+    gain = estimate(cells)
     if not _same(asdict(gain), asdict(summary.gain)):
         yield "gain` does not follow from the requests"
     decision = decide(
@@ -111,6 +131,29 @@ def _problems(summary: PairedBenchSummary, verdict: str | None) -> Iterator[str]
         yield "decision` does not follow from the gain and the noise"
     if decision.verdict != summary.verdict or summary.reasons != (decision.reason,):
         yield f"verdict` is {summary.verdict}, the numbers say {decision.verdict}"
+    yield from _part_problems(summary, {name: estimate({name: z}) for name, z in cells.items()})
+
+
+def _part_problems(summary: PairedBenchSummary, gains: Mapping[str, GainEstimate]) -> Iterator[str]:
+    """What tables and figures rest on: every benchmark's gain, and the same systems everywhere."""
+    shown = {one.name: one for one in summary.benchmarks}
+    if shown.keys() != gains.keys() or len(shown) != len(summary.benchmarks):
+        yield "benchmarks` are not those of the requests"
+    for name, gain in gains.items():
+        same = sum(one.identical for one in summary.requests if one.benchmark == name)
+        found = (asdict(shown[name].gain), shown[name].n_requests, shown[name].n_identical)
+        if not _same(found, (asdict(gain), gain.n_requests, same)):
+            yield f"benchmarks` has another `{name}` than the requests"
+    levels = [(level.systems, level.benchmarks) for level in summary.levels]
+    for systems, benchmarks in ((summary.systems, summary.benchmarks), *levels):
+        names = {one.name for one in systems}
+        if not {BASELINE, CANDIDATE} <= names:
+            yield "systems` lacks the baseline or the candidate"
+        for part in benchmarks:
+            if part.rate_tok_per_s.keys() != names or part.tau.keys() != names:
+                yield f"benchmarks` names other systems in `{part.name}`"
+            if not all(rate > 0.0 for rate in part.rate_tok_per_s.values()):
+                yield f"benchmarks` has a rate in `{part.name}` that is not above zero"
 
 
 def _noise_problems(noise: Noise, n_sessions: int) -> Iterator[str]:
@@ -126,6 +169,8 @@ def _same(one: Any, other: Any) -> bool:
     """Equal up to the rounding of a logarithm and back."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float):
         return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
     return bool(one == other)

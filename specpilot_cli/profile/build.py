@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.gpu_profiles import bundled_gpu
 from specpilot_cli.io.hashing import sha256_file
+from specpilot_cli.io.validation import first_in_words
 from specpilot_cli.models.work import StepShape, Work, step_work
 from specpilot_cli.profile.attribute import OUTSIDE, StepUsage, use_of_step
 from specpilot_cli.profile.names import NameTable, load_kernel_classes, short_name
@@ -100,7 +103,15 @@ def profile_of_traces(paths: Sequence[Path], deployment: Deployment) -> StepProf
     if len(devices) > 1:
         raise InputError(f"the traces are of different GPUs: {', '.join(sorted(devices))}")
     chosen, requests, notes = _same_requests(steps)
-    return _profile(paths, chosen, requests, prefills, notes, table, deployment)
+    try:
+        return _profile(paths, chosen, requests, prefills, notes, table, deployment)
+    except ValidationError as error:
+        key, problem = first_in_words(error, "the step")
+        raise InputError(
+            f"these traces give a step that cannot be: `{key}`: {problem}",
+            where=str(paths[0]),
+            hint="a profiler writes its times in microseconds; give its file as it wrote it",
+        ) from error
 
 
 def _refuse_same(path: Path, windows: list[Window], read: dict[tuple[float, ...], Path]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from specpilot_cli.engines.base import GenerateRequest, Generation
 from specpilot_cli.engines.http_client import AsyncHttpEngine, HttpEngine
@@ -25,7 +24,12 @@ from specpilot_cli.record.join import (
 )
 from specpilot_cli.record.server import LiveRecorder, RecorderFacts, model_sha256
 from specpilot_cli.record.shards import Arrays
-from specpilot_cli.schema.lattice import LatticeMetadata, LatticeRecording, LatticeRequest
+from specpilot_cli.schema.lattice import (
+    LatticeMetadata,
+    LatticeRecording,
+    LatticeRequest,
+    join_ids,
+)
 from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.schema.prompts import Prompt
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -178,6 +182,8 @@ def _assemble(
     together = {name: np.concatenate([part[name] for part in steps]) for name in steps[0]}
     check_stock(together, index.algorithm)
     counts = [len(part["step_position"]) for part in steps]
+    prompt_ids, prompt_offsets = join_ids(generation.prompt_ids for _, generation, _ in joined)
+    output_ids, output_offsets = join_ids(generation.output_ids for _, generation, _ in joined)
     recording = LatticeRecording(
         metadata=LatticeMetadata(
             mode=index.mode,
@@ -190,10 +196,10 @@ def _assemble(
             drafter_sha256=hashes[1],
             drafter_kind="dspark" if index.algorithm == "DSPARK" else "dflash2",
         ),
-        prompt_ids=_ids([generation.prompt_ids for _, generation, _ in joined]),
-        prompt_offsets=_offsets([len(generation.prompt_ids) for _, generation, _ in joined]),
-        output_ids=_ids([generation.output_ids for _, generation, _ in joined]),
-        output_offsets=_offsets([len(generation.output_ids) for _, generation, _ in joined]),
+        prompt_ids=prompt_ids,
+        prompt_offsets=prompt_offsets,
+        output_ids=output_ids,
+        output_offsets=output_offsets,
         step_request=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
         **together,
     )
@@ -213,14 +219,6 @@ def _assemble(
 
 def _gain(start: Sequence[RecorderFacts], end: Sequence[RecorderFacts], key: str) -> float:
     return float(sum(getattr(b, key) - getattr(a, key) for a, b in zip(start, end, strict=True)))
-
-
-def _ids(parts: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
-
-
-def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _output(prompt: Prompt, generation: Generation) -> OutputRecord:

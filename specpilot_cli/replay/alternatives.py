@@ -81,7 +81,7 @@ class SequoiaPolicy(EveryBudget):
         hits, tried = rank_counts(source, options)
         fold = two_folds(source.metadata, tried > 0)
         used = [half for half in (0, 1) if tried[fold == half].sum() > 0]
-        if len(used) < 2:
+        if len(used) == 1:
             reporter.warn("one request only: sequoia's tree is judged on what it was fitted on")
         plans: dict[int, SequoiaPlan] = {}
         n_positions = positions_in_use(source, options)

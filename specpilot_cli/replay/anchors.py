@@ -10,18 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.schema.deployment import (
+    OTHER_BLOCK_TIMES,
+    Deployment,
+    block_note,
+    of_recording,
+    projected_because,
+)
 from specpilot_cli.schema.lattice import LatticeMetadata, LatticeRecording, LatticeSource
+from specpilot_cli.ui import Reporter
+
+BASES = ("extrapolated", "interpolated", "recorded")
+"""How a step time was obtained, the weakest first."""
+
+MOST_PATHS = 4096
+"""Most paths per level of EAGLE-2: their pairs with candidates are held at once."""
 
 _CHUNK_ANCHORS = 1024  # a chunk of 15 × 16 × 16 float32 edges stays below 16 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step costs by its nodes: seconds[n] for n drafted nodes, and a plain decoding step."""
+    """What a step costs by its nodes: seconds[n] for n drafted nodes, and a plain decoding step.
+
+    bases: how each of `seconds` was obtained, `recorded`, `interpolated` or `extrapolated`; empty
+    if nobody says. deployment: whose step was timed, None if nobody says.
+    """
 
     seconds: tuple[float, ...]
     ar_step_s: float
     source: str
+    bases: tuple[str, ...] = ()
+    deployment: Deployment | None = None
 
     def check(self, most_nodes: int) -> None:
         """Raise `InputError` unless steps of up to `most_nodes` nodes are priced."""
@@ -31,6 +51,27 @@ class StepCost:
                 where="--step-times",
                 hint=f"the times end at {len(self.seconds) - 1} nodes: ask for fewer, or time more",
             )
+
+    def basis(self, nodes: npt.NDArray[np.bool_]) -> str | None:
+        """The weakest basis of the times at these node counts, [at most N + 1] bool."""
+        used = {self.bases[n] for n in np.flatnonzero(nodes).tolist()} if self.bases else set()
+        return next((name for name in BASES if name in used), None)
+
+    def projected_because(self, metadata: LatticeMetadata) -> tuple[str, ...]:
+        """Why speedups of this recording are projections; empty where they are not."""
+        if self.deployment is None:
+            return ()
+        return projected_because(of_recording(metadata), self.deployment, what="the step times")
+
+    def warn_of_block(self, metadata: LatticeMetadata, reporter: Reporter) -> None:
+        """Warn where drafting was timed at another block than the recording's."""
+        if self.deployment is not None:
+            note = block_note(
+                of_recording(metadata), self.deployment, what="the step times",
+                consequence=OTHER_BLOCK_TIMES,
+            )  # fmt: skip
+            if note is not None:
+                reporter.warn(note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +246,11 @@ def positions_in_use(recording: LatticeSource, options: ReplayOptions) -> int:
             where="--temperature",
             hint="leave the option out",
         )
-    if options.top_k < 1:
+    if not 1 <= options.top_k <= MOST_PATHS:
         raise InputError(
-            f"--top-k {options.top_k} is below 1", where="--top-k", hint="the default is 4"
+            f"--top-k {options.top_k} is outside 1 to {MOST_PATHS}",
+            where="--top-k",
+            hint="paths per level of EAGLE-2; the default is 4",
         )
     wanted = [recording.n_positions, options.positions, options.depth]
     return min(value for value in wanted if value is not None)

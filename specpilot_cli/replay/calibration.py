@@ -52,7 +52,7 @@ class Calibration:
     """A fit, and best-first replay of the other half of the requests before and after it.
 
     fitted [R] bool: requests of the recording that the fit saw. judged_recall [P]: the recall of
-    the other half, for comparison.
+    the other half, for comparison. shared_benchmarks: whether any benchmark has requests in both.
     """
 
     fit: Fit
@@ -60,11 +60,35 @@ class Calibration:
     judged_recall: tuple[float, ...]
     before: ReplayResult
     after: ReplayResult
+    shared_benchmarks: bool
 
     def gain(self, nodes: int) -> Estimate:
         """τ calibrated over τ as recorded, paired by request."""
         new, old = (result.row("best-first", nodes) for result in (self.after, self.before))
         return gain_estimate(new.tokens, new.steps, old.tokens, old.steps)
+
+    @property
+    def error_before(self) -> float:
+        """How far the drafter's expected τ is from the realised one: mean |ratio − 1|."""
+        return _prediction_error(self.before)
+
+    @property
+    def error_after(self) -> float:
+        """The same with the fitted recall and temperature."""
+        return _prediction_error(self.after)
+
+    @property
+    def warning(self) -> str | None:
+        """What to say where the fit predicts the judged half worse than the recorded scores do."""
+        if self.error_after <= self.error_before:
+            return None
+        halves = "" if self.shared_benchmarks else ", and the halves share no benchmark"
+        return (
+            f"calibration makes the prediction worse on the judged half: expected τ is off by "
+            f"{self.error_after:.1%} with it and by {self.error_before:.1%} without "
+            f"({int(self.fitted.sum())} requests fitted, {self.before.n_requests} judged{halves}); "
+            "do not use this fit"
+        )
 
 
 def calibrate(
@@ -77,8 +101,8 @@ def calibrate(
 ) -> Calibration:
     """Fit on one half of the requests, replay the other half with and without the fit.
 
-    Raises InputError with fewer than two requests that have something to replay, or for a drafter
-    without conditional scores.
+    Warns where the fit makes the prediction of that half worse. Raises InputError with fewer than
+    two requests that have something to replay, or for a drafter without conditional scores.
     """
     if recording.metadata.drafter_kind == "dflash":
         raise InputError(
@@ -101,7 +125,29 @@ def calibrate(
         replay(judged, ["best-first"], nodes=nodes, mode=mode, options=used, reporter=reporter)
         for used in (options, changed)
     )
-    return Calibration(fit, fitted, path_recall(judged, options)[0], before, after)
+    found = Calibration(
+        fit, fitted, path_recall(judged, options)[0], before, after,
+        shared_benchmarks=_share_benchmarks(recording.metadata, fitted, active),
+    )  # fmt: skip
+    if found.warning is not None:
+        reporter.warn(found.warning)
+    return found
+
+
+def _prediction_error(result: ReplayResult) -> float:
+    ratios = [row.expected_tau / row.tau.value for row in result.rows if row.expected_tau]
+    return float(np.abs(np.array(ratios) - 1.0).mean())
+
+
+def _share_benchmarks(
+    metadata: LatticeMetadata, fitted: npt.NDArray[np.bool_], active: npt.NDArray[np.bool_]
+) -> bool:
+    names = [request.benchmark for request in metadata.requests]
+    halves = (fitted & active, ~fitted & active)
+    first, second = (
+        {name for name, own in zip(names, half, strict=True) if own} for half in halves
+    )
+    return bool(first & second)
 
 
 def fit_calibration(source: LatticeSource, options: ReplayOptions) -> Fit:

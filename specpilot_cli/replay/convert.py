@@ -14,13 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.lattice_checks import check_recording
+from specpilot_cli.replay.raw_checks import RawTensors
 from specpilot_cli.schema.lattice import (
     DrafterKind,
     LatticeMetadata,
     LatticeRecording,
     LatticeRequest,
+    join_ids,
 )
-from specpilot_cli.schema.outputs import OutputRecord
+from specpilot_cli.schema.outputs import OutputRecord, outputs_by_id
 from specpilot_cli.schema.tree_recording import TreeRecording
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -40,7 +43,7 @@ RAW_NEEDS: dict[DrafterKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What the raw file cannot say of itself."""
+    """What the raw file cannot say of itself; the files are named in errors."""
 
     kind: DrafterKind
     mode: Literal["dense", "anchored"]
@@ -48,6 +51,8 @@ class Provenance:
     target_sha256: str
     drafter_sha256: str
     block: int | None = None
+    raw_file: str = "RAW"
+    outputs_file: str = "--outputs"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,27 +74,28 @@ def convert_lattice(
 
     raw: `RAW_NEEDS` of the kind, any float type, with `step_request` [S], the line of the answer,
     and `step_position` [S], the anchor's index in it. `dspark` needs `scores` or `markov`. Raises
-    InputError on what is missing; the file's writer checks the rest.
+    InputError on what is missing, on values that a cast would change, and as `check_recording`.
     """
-    _require(raw, provenance.kind)
-    ids = raw["candidate_ids"].astype(np.int32)
-    unary = raw["unary"].astype(np.float32)
-    norm = raw["unary_logsumexp"].astype(np.float32)
-    index = _index(raw, outputs)
+    tensors = _required(raw, provenance)
+    optional = [name for name in ("scores", "stock_choice") if name in raw]
+    tensors.check_axes((*_named(provenance.kind), *optional))
+    ids = tensors.whole("candidate_ids", np.int32)
+    unary, norm = tensors.real("unary"), tensors.real("unary_logsumexp")
+    index = _index(tensors, outputs, provenance)
     if provenance.kind == "dflash":
         edge = (unary - norm[..., None])[:, :, None, :]
         best = unary.argmax(axis=-1)[..., None]
         stock = np.take_along_axis(ids, best, axis=-1)[..., 0]
     else:
-        if "scores" in raw:
-            edge = selector_edges(raw["scores"])
+        if "scores" in tensors:
+            edge = selector_edges(tensors.real("scores"))
         else:
             edge = markov_edges(ids, unary, _anchors(index), _head(markov))
-        stock = _stock_choice(raw, ids, edge)
+        stock = _stock_choice(tensors, ids, edge)
     block = provenance.block
     if block is None:
         block = ids.shape[1] + (0 if provenance.kind == "dspark" else 1)
-    return LatticeRecording(
+    recording = LatticeRecording(
         metadata=_metadata(provenance, outputs, block),
         candidate_ids=ids,
         edge=edge,
@@ -98,23 +104,27 @@ def convert_lattice(
         stock_choice=stock,
         **index,
     )
+    check_recording(recording, provenance.raw_file)
+    return recording
 
 
 def convert_trees(
     raw: Arrays, outputs: Sequence[OutputRecord], provenance: Provenance
 ) -> TreeRecording:
     """A recording of sequential trees; `raw` as in `RAW_NEEDS["eagle"]`, else as for lattices."""
-    from specpilot_cli.io.tree_file import node_depths
+    from specpilot_cli.io.tree_file import check_structure, node_depths
 
-    _require(raw, "eagle")
+    tensors = _required(raw, provenance)
+    tensors.check_axes(_named("eagle"))
     recording = TreeRecording(
         metadata=_metadata(provenance, outputs, 2),
-        node_offsets=raw["node_offsets"].astype(np.int64),
-        node_token=raw["node_token"].astype(np.int32),
-        node_parent=raw["node_parent"].astype(np.int32),
-        node_log_prob=raw["node_log_prob"].astype(np.float32),
-        **_index(raw, outputs),
+        node_offsets=tensors.whole("node_offsets", np.int64),
+        node_token=tensors.whole("node_token", np.int32),
+        node_parent=tensors.whole("node_parent", np.int32),
+        node_log_prob=tensors.real("node_log_prob"),
+        **_index(tensors, outputs, provenance),
     )
+    check_structure(recording, provenance.raw_file)
     deepest = int(node_depths(recording).max(initial=1))
     metadata = _metadata(provenance, outputs, deepest + 1)
     return TreeRecording(metadata, **recording.tensors())
@@ -170,59 +180,77 @@ def _head(markov: MarkovHead | None) -> MarkovHead:
     return markov
 
 
-def _stock_choice(raw: Arrays, ids: Int32, edge: Float32) -> Int32:
+def _stock_choice(raw: RawTensors, ids: Int32, edge: Float32) -> Int32:
     """Stock's own tokens; DFlash2's are the greedy walk over the selector's scores."""
     if "stock_choice" in raw:
-        return raw["stock_choice"].astype(np.int32)
+        return raw.whole("stock_choice", np.int32)
     from specpilot_kernels.trees import chain_batch
 
     return chain_batch(ids, edge).token
 
 
-def _require(raw: Arrays, kind: DrafterKind) -> None:
-    missing = [n for n in ("step_request", "step_position", *RAW_NEEDS[kind]) if n not in raw]
+def _named(kind: DrafterKind) -> tuple[str, ...]:
+    return ("step_request", "step_position", *RAW_NEEDS[kind])
+
+
+def _required(raw: Arrays, provenance: Provenance) -> RawTensors:
+    missing = [name for name in _named(provenance.kind) if name not in raw]
     if missing:
         raise InputError(
-            f"a raw {kind} recording needs the tensor `{missing[0]}`",
-            where="RAW",
-            hint=f"it needs step_request, step_position, {', '.join(RAW_NEEDS[kind])}",
+            f"a raw {provenance.kind} recording needs the tensor `{missing[0]}`",
+            where=provenance.raw_file,
+            hint=f"it needs {', '.join(_named(provenance.kind))}",
         )
+    return RawTensors(raw, provenance.raw_file)
 
 
-def _index(raw: Arrays, outputs: Sequence[OutputRecord]) -> dict[str, npt.NDArray[Any]]:
+def _index(
+    raw: RawTensors, outputs: Sequence[OutputRecord], provenance: Provenance
+) -> dict[str, npt.NDArray[Any]]:
     """The six tensors that say which tokens belong to which step, steps in order."""
-    request = raw["step_request"].astype(np.int32)
-    position = raw["step_position"].astype(np.int64)
-    if np.any((request < 0) | (request >= len(outputs))):
-        raise InputError(
-            f"tensor `step_request` names answer {int(request.max())}, but there are "
-            f"{len(outputs)}",
-            where="RAW",
-            hint="it counts the lines of --outputs from 0",
+    request = raw.whole("step_request", np.int32)
+    position = raw.whole("step_position", np.int64)
+    unknown = (request < 0) | (request >= len(outputs))
+    if np.any(unknown):
+        raise raw.error(
+            "step_request",
+            f"it names answer {request[unknown][0]}, counted from 0, but there are {len(outputs)} "
+            f"in `{provenance.outputs_file}`",
+            at=unknown,
         )
-    prompts = [np.asarray(record.prompt_ids, dtype=np.int32) for record in outputs]
-    answers = [np.asarray(record.output_ids, dtype=np.int32) for record in outputs]
+    prompts = [_tokens(record, "prompt_ids", provenance.outputs_file) for record in outputs]
+    answers = [_tokens(record, "output_ids", provenance.outputs_file) for record in outputs]
     lengths = np.array([len(answer) for answer in answers])
-    if np.any((position < 0) | (position >= lengths[request])):
-        step = int(((position < 0) | (position >= lengths[request])).argmax())
-        raise InputError(
-            f"tensor `step_position`, step {step}: {position[step]} is outside its answer",
-            where="RAW",
-            hint="it is the index of the step's last committed token in the answer",
+    outside = (position < 0) | (position >= lengths[request])
+    if np.any(outside):
+        raise raw.error(
+            "step_position",
+            f"{position[outside][0]} is outside its answer; it is the index of the step's last "
+            "committed token there",
+            at=outside,
         )
     return {
-        "prompt_ids": np.concatenate(prompts),
-        "prompt_offsets": np.cumsum([0, *map(len, prompts)], dtype=np.int64),
-        "output_ids": np.concatenate(answers),
-        "output_offsets": np.cumsum([0, *map(len, answers)], dtype=np.int64),
+        **dict(zip(("prompt_ids", "prompt_offsets"), join_ids(prompts), strict=True)),
+        **dict(zip(("output_ids", "output_offsets"), join_ids(answers), strict=True)),
         "step_request": request,
         "step_position": position,
     }
 
 
+def _tokens(record: OutputRecord, field: str, where: str) -> Int32:
+    ids: tuple[int, ...] = getattr(record, field)
+    if max(ids) > np.iinfo(np.int32).max:
+        raise InputError(
+            f"request `{record.request_id}`: `{field}` holds {max(ids)}, which is no token id",
+            where=where, hint="token ids are below 2^31",
+        )  # fmt: skip
+    return np.asarray(ids, dtype=np.int32)
+
+
 def _metadata(
     provenance: Provenance, outputs: Sequence[OutputRecord], block: int
 ) -> LatticeMetadata:
+    outputs_by_id(outputs, where=provenance.outputs_file)
     return LatticeMetadata(
         mode=provenance.mode,
         block=block,

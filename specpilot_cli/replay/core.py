@@ -43,6 +43,7 @@ class Tally:
     expected: float | None = 0.0
     nodes: float = 0.0
     seconds: float = 0.0
+    used: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     def add(
         self,
@@ -66,7 +67,10 @@ class Tally:
         nodes = np.full(int(mask.sum()), self.budget) if used is None else used[mask]
         self.nodes += float(nodes.sum())
         if self.cost is not None:
-            self.seconds += float(np.asarray(self.cost.seconds)[nodes].sum())
+            seconds = np.asarray(self.cost.seconds)
+            self.seconds += float(seconds[nodes].sum())
+            seen = np.bincount(nodes, minlength=seconds.size) > 0
+            self.used = seen if self.used.size == 0 else self.used | seen
 
     def row(self, metadata: LatticeMetadata, base: tuple[Int64, Int64]) -> ReplayRow:
         """τ and what belongs to it; base: tokens and steps [R] of the full chain."""
@@ -89,6 +93,7 @@ class Tally:
             lengths=self.lengths,
             mean_nodes=None if self.budget is None else self.nodes / n_steps,
             step_s=step_s,
+            step_basis=None if step_s is None or self.cost is None else self.cost.basis(self.used),
             speedup=(
                 tau.value * self.cost.ar_step_s / step_s
                 if self.cost is not None and step_s is not None

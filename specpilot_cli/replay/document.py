@@ -50,6 +50,12 @@ def _result_document(result: ReplayResult, about: dict[str, Any]) -> dict[str, A
         "stock_outside_candidates_by_position_ratio": (
             None if outside is None else outside.tolist()
         ),
+        "speedups": None
+        if result.projected_because is None
+        else {
+            "basis": "projected" if result.projected_because else "one deployment",
+            "projected_because": list(result.projected_because),
+        },
         "rows": [row_document(row) for row in result.rows],
     }
 
@@ -68,6 +74,12 @@ def calibration_document(found: Calibration, recording: Recording) -> dict[str, 
         "recall_by_position_ratio": list(found.fit.recall),
         "judged_recall_by_position_ratio": list(found.judged_recall),
         "fitted_positions": found.fit.n_positions,
+        "prediction_error_ratio": {
+            "as_recorded": found.error_before,
+            "calibrated": found.error_after,
+        },
+        "halves_share_benchmarks": found.shared_benchmarks,
+        "warning": found.warning,
         "rows": [
             {
                 "nodes": before.nodes,
@@ -142,6 +154,7 @@ def row_document(row: ReplayRow) -> dict[str, Any]:
         "steps_by_tokens_committed": None if row.lengths is None else row.lengths.tolist(),
         "mean_nodes_per_step": row.mean_nodes,
         "step_s": row.step_s,
+        "step_basis": row.step_basis,
         "speedup_over_ar_ratio": row.speedup,
     }
 

@@ -22,7 +22,8 @@ class ReplayRow:
     tokens, steps [R] int64: per request, in the recording's order. lengths [P + 2] int64: steps
     by the tokens they committed, None where they were not counted. mean_nodes: nodes spent per
     step, below `nodes` for a policy that need not spend its budget. step_s: mean seconds per step,
-    and speedup: over plain decoding (Eq. 3); None without step times.
+    step_basis: the weakest way in which its times were obtained, and speedup: over plain decoding
+    (Eq. 3); None without step times.
     """
 
     policy: str
@@ -39,6 +40,7 @@ class ReplayRow:
     mean_nodes: float | None = None
     step_s: float | None = None
     speedup: float | None = None
+    step_basis: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +51,8 @@ class ReplayResult:
     recorded anchors with a known token there. chain_mismatch_ratio: share of stock chains that
     are not the argmax walk over the recorded scores (DSpark's: of those inside the lattice).
     stock_outside_by_position [P]: how often stock's own token is not a candidate at all.
+    projected_because: why the speedups are projections; empty where times and recording are of one
+    deployment, None without step times.
     """
 
     mode: Mode
@@ -61,6 +65,7 @@ class ReplayResult:
     recall_by_position: npt.NDArray[np.float64]
     chain_mismatch_ratio: float
     stock_outside_by_position: npt.NDArray[np.float64] | None = None
+    projected_because: tuple[str, ...] | None = None
 
     def curve(self, policy: str) -> dict[int, float]:
         """τ by node budget of one policy; empty for the oracle."""

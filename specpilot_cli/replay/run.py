@@ -61,6 +61,8 @@ def replay(
     found = [find_policy(name, kind) for name in names]
     used_mode = resolve_mode(metadata, mode)
     warn_if_packed(metadata, budgets, options, reporter)
+    if (cost := options.step_cost) is not None:
+        cost.warn_of_block(metadata, reporter)
     chosen = _fitted(found, recording, budgets, options, reporter)
     facts = LatticeFacts.empty(n_positions)
     rows = run_policies(
@@ -84,6 +86,7 @@ def replay(
         recall_by_position=facts.recall,
         chain_mismatch_ratio=facts.chain_mismatch,
         stock_outside_by_position=facts.stock_outside,
+        projected_because=None if cost is None else cost.projected_because(metadata),
     )
 
 

@@ -166,7 +166,7 @@ def replay_trees(
     steps = tree_steps(recording, options.depth)
     if steps.n_anchors == 0:
         raise nothing_to_replay()
-    n_positions = steps.n_positions
+    n_positions, cost = steps.n_positions, options.step_cost
     rows = run_policies(
         [steps],
         [(policy, policy.budgets(budgets, n_positions)) for policy in chosen],
@@ -188,6 +188,7 @@ def replay_trees(
         n_anchors=steps.n_anchors,
         recall_by_position=np.where(known > 0, inside / np.maximum(known, 1), np.nan),
         chain_mismatch_ratio=0.0,
+        projected_because=None if cost is None else cost.projected_because(recording.metadata),
     )
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specpilot_cli.schema.lattice import LatticeMetadata, LatticeRecording, LatticeSource
+from specpilot_cli.schema.lattice import (
+    LatticeMetadata,
+    LatticeRecording,
+    LatticeSource,
+    join_ids,
+)
 
 
 def two_folds(metadata: LatticeMetadata, active: npt.NDArray[np.bool_]) -> npt.NDArray[np.int8]:
@@ -79,14 +84,14 @@ def requests_of(recording: LatticeRecording, chosen: npt.NDArray[np.bool_]) -> L
     requests: list[int] = np.flatnonzero(chosen).tolist()
     steps = chosen[recording.step_request]
     renamed = np.cumsum(chosen, dtype=np.int32) - np.int32(1)
-    prompts = [recording.prompt(request) for request in requests]
-    outputs = [recording.output(request) for request in requests]
+    prompt_ids, prompt_offsets = join_ids(recording.prompt(request) for request in requests)
+    output_ids, output_offsets = join_ids(recording.output(request) for request in requests)
     return LatticeRecording(
         metadata=_metadata_of(recording.metadata, chosen),
-        prompt_ids=np.concatenate([*prompts, np.empty(0, np.int32)]),
-        prompt_offsets=np.cumsum([0, *map(len, prompts)], dtype=np.int64),
-        output_ids=np.concatenate([*outputs, np.empty(0, np.int32)]),
-        output_offsets=np.cumsum([0, *map(len, outputs)], dtype=np.int64),
+        prompt_ids=prompt_ids,
+        prompt_offsets=prompt_offsets,
+        output_ids=output_ids,
+        output_offsets=output_offsets,
         step_request=renamed[recording.step_request[steps]],
         step_position=recording.step_position[steps],
         candidate_ids=recording.candidate_ids[steps],

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specpilot_cli.ceiling.advice import LEADERS, overhead_note
+from specpilot_cli.ceiling.answer import CeilingAnswer
 from specpilot_cli.ceiling.factors import Ceiling
 from specpilot_cli.ceiling.floors import ClassFloor
 from specpilot_cli.ceiling.levers import Lever
@@ -264,6 +265,13 @@ def split_rows(split: Sequence[tuple[str, float]], t_step_s: float) -> list[tupl
 
 
 SPEEDUP_COLUMNS = ("nodes", "rows", "τ", "step", "c (break-even τ)", "S = τ / c", "step time")
+
+
+def speedup_title(answer: CeilingAnswer) -> str:
+    """Under whose step times the speedups are, and whether anybody ran the two together."""
+    name = "" if answer.curve is None else f" at the step times of {answer.curve.name}"
+    label = ", projected" if answer.projected_because else ""
+    return f"speedup over plain decoding{name}{label}"
 
 
 def speedup_rows(points: Sequence[SpeedupPoint]) -> list[tuple[str, ...]]:

@@ -41,6 +41,10 @@ def print_calibration(found: Calibration) -> None:
         f"temperature {found.fit.temperature:.3f}, from {found.fit.n_positions} true candidates; "
         f"fitted on {int(found.fitted.sum())} requests, judged on {found.before.n_requests}"
     )
+    print_line(
+        f"expected τ is off by {found.error_before:.1%} as recorded, by {found.error_after:.1%} "
+        "calibrated (mean over the budgets)"
+    )
 
 
 def _expected(value: float | None) -> str:

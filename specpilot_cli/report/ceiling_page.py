@@ -62,8 +62,11 @@ def render_ceiling_page(answer: CeilingAnswer, envelope: Envelope) -> str:
         tables.append(ReportTable("The step elsewhere", adapters.WHAT_IF_COLUMNS, moved, text))
     if answer.curve is not None:
         rows = tuple(adapters.speedup_rows(answer.speedups))
-        title = f"Speedup over plain decoding at the step times of {answer.curve.name}"
-        tables.append(ReportTable(title, adapters.SPEEDUP_COLUMNS, rows, answer.curve.source))
+        title = adapters.speedup_title(answer)
+        why = "; ".join(answer.projected_because)
+        about = f"Projected: {why}. {answer.curve.source}" if why else answer.curve.source
+        title = title[0].upper() + title[1:]
+        tables.append(ReportTable(title, adapters.SPEEDUP_COLUMNS, rows, about))
     return render_report(
         ReportData(
             title=f"Ceiling of {step.target.name}",
@@ -101,13 +104,11 @@ def _figures(answer: CeilingAnswer, condition: str) -> tuple[ReportFigure, ...]:
         figures.append(roofline.draw(roof))
     curve, now = answer.curve, answer.now
     if curve is not None and now is not None:
-        step = answer.profile
-        here = (step.device.name, step.target.name)
         panel = adapters.speedup_panel(
             answer.speedups,
             now,
             heading=curve.device.name,
-            projected=(curve.device.name, curve.target.name) != here,
+            projected=bool(answer.projected_because),
         )
         about = f"τ from replay; step times: {curve.source}"
         figures.append(speedup_curve.draw(speedup_curve.SpeedupCurveData((panel,), about)))

@@ -59,8 +59,10 @@ def _print_split_and_speedup(answer: CeilingAnswer) -> None:
         print_table(
             [Column(title, "right") for title in adapters.SPEEDUP_COLUMNS],
             adapters.speedup_rows(answer.speedups),
-            title=f"speedup over plain decoding at the step times of {answer.curve.name}",
+            title=adapters.speedup_title(answer),
         )
+        for reason in answer.projected_because:
+            print_line(f"projected: {reason}")
 
 
 def _print_what_if(answer: CeilingAnswer) -> None:

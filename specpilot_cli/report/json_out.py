@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from specpilot_cli import __version__
+from specpilot_cli.io.cpu_info import cpu_name
 from specpilot_cli.io.hashing import sha256_file, sha256_folder
 from specpilot_cli.schema.result import Envelope, InputFile
 from specpilot_cli.settings import available_cores
@@ -54,7 +55,7 @@ def describe_environment() -> dict[str, Any]:
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_count": available_cores(),
     }
     for package in _RECORDED_PACKAGES:
@@ -105,13 +106,3 @@ def plain(value: Any) -> Any:
 
 def _digest(path: Path) -> str:
     return sha256_folder(path) if path.is_dir() else sha256_file(path)
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

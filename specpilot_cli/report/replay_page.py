@@ -21,6 +21,7 @@ from specpilot_cli.report.html import (
     environment_rows,
     render_report,
 )
+from specpilot_cli.report.replay_text import COST_COLUMNS, cost_rows, cost_title
 from specpilot_cli.schema.result import Envelope
 
 _METHOD = MethodNote(
@@ -123,6 +124,12 @@ def _tables(result: ReplayResult) -> tuple[ReportTable, ...]:
     )
     columns = ("policy", "nodes", "τ", "95 % interval", "benchmark mean", "over chain")
     tables = [ReportTable("Tokens per step", columns, rows, f"{result.mode}: {result.bias}")]
+    costs = tuple(cost_rows(result))
+    if costs:
+        reasons = "; ".join(result.projected_because or ())
+        about = f"Projected: {reasons}." if reasons else "Times and recording of one deployment."
+        title = cost_title(result)
+        tables.append(ReportTable(title[0].upper() + title[1:], COST_COLUMNS, costs, about))
     names = list(result.rows[0].benchmarks) if result.rows else []
     if len(names) > 1:
         cells = tuple(

@@ -7,6 +7,8 @@ from specpilot_cli.replay.intervals import Estimate
 from specpilot_cli.replay.result import ReplayResult, ReplayRow
 from specpilot_cli.report.tables import Column, print_line, print_table
 
+COST_COLUMNS = ("policy", "nodes", "nodes per step", "step", "× plain decoding", "step time")
+
 
 def recording_line(result: ReplayResult, recording: Recording) -> str:
     """What was replayed, in one line."""
@@ -30,12 +32,13 @@ def print_replay(result: ReplayResult, about: str) -> None:
         title=f"tokens per step, {result.mode} replay",
     )  # fmt: skip
     if any(row.speedup is not None for row in result.rows):
-        titles = ("nodes", "nodes per step", "step", "× plain decoding")
         print_table(
-            ["policy", *(Column(title, "right") for title in titles)],
-            [cells for row in result.rows if (cells := _cost_cells(row))],
-            title="speedup at the given step times",
+            ["policy", *(Column(title, "right") for title in COST_COLUMNS[1:])],
+            cost_rows(result),
+            title=cost_title(result),
         )
+        for reason in result.projected_because or ():
+            print_line(f"projected: {reason}")
     names = list(result.rows[0].benchmarks) if result.rows else []
     if len(names) > 1:
         print_table(
@@ -73,12 +76,21 @@ def _row_cells(row: ReplayRow) -> list[str]:
     ]
 
 
-def _cost_cells(row: ReplayRow) -> list[str]:
-    if row.speedup is None or row.step_s is None or row.mean_nodes is None:
-        return []
+def cost_title(result: ReplayResult) -> str:
+    """What the speedups are: of one deployment, or tokens of one and times of another."""
+    what = "speedup at the given step times"
+    return f"{what}, projected" if result.projected_because else what
+
+
+def cost_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """One row of text per policy and budget with a step time; see `COST_COLUMNS`."""
     return [
-        row.policy, _count(row.nodes), f"{row.mean_nodes:.1f}", f"{1e3 * row.step_s:.3f} ms",
-        f"{row.speedup:.3f}",
+        (
+            row.policy, _count(row.nodes), f"{row.mean_nodes:.1f}", f"{1e3 * row.step_s:.3f} ms",
+            f"{row.speedup:.3f}", row.step_basis or "not said",
+        )
+        for row in result.rows
+        if row.speedup is not None and row.step_s is not None and row.mean_nodes is not None
     ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def render_batch_page(
                 KeyFigure("in flight there", str(best.concurrency)),
                 KeyFigure("runs", str(len(found))),
             ),
-            caveats=batch_notes(found),
+            caveats=batch_notes(found, times),
             inputs=tuple(InputHash(item.path, item.sha256) for item in envelope.inputs),
             numbers=(ReportTable("Runs", BATCH_COLUMNS, tuple(batch_rows(found)), times.source),),
             figures=(batch_speedup.draw(_figure(found, times)),),
@@ -114,9 +114,9 @@ def render_batch_page(
     )
 
 
-def batch_notes(found: Sequence[BatchResult]) -> tuple[str, ...]:
-    """What to keep in mind: times beyond what was measured, and places that stayed empty."""
-    notes = []
+def batch_notes(found: Sequence[BatchResult], times: BatchStepTimes) -> tuple[str, ...]:
+    """What to keep in mind: what the times leave open or do not reach, places that stayed empty."""
+    notes = list(times.notes)
     outside = sorted({name for item in found for name in item.extrapolated})
     if outside:
         notes.append(f"step times beyond their measured range: {', '.join(outside)}")

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
 _SCALARS = ("bool", "int", "float", "str")
+
+
+def _on_one_line(text: str) -> str:
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise ValueError("holds a tab, a line break or another control character")
+    return text
+
+
+#: What a request or a benchmark is called: it must stand in a cell of a tab-separated table.
+Label = Annotated[str, Field(min_length=1), AfterValidator(_on_one_line)]
 
 
 def _make_strict(schema: Any) -> None:

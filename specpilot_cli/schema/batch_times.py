@@ -13,7 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from specpilot_cli.schema.base import FileModel
-from specpilot_cli.schema.gpu_profile import ComputeType, PositiveFloat, ProfileName, Sentence
+from specpilot_cli.schema.gpu_profile import ComputeType, ProfileName, Sentence
+from specpilot_cli.schema.quantities import PartSeconds, check_step_on
 from specpilot_cli.schema.step_profile import DeviceInfo, EngineInfo, ModelInfo
 
 Driver = Literal["step", "rows", "requests", "draft_rows", "context_tokens", "prompt_rows"]
@@ -22,8 +23,8 @@ Driver = Literal["step", "rows", "requests", "draft_rows", "context_tokens", "pr
 class CostPoint(FileModel):
     """Seconds at one amount of a driver."""
 
-    amount: PositiveFloat
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    amount: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+    seconds: PartSeconds
 
 
 class CostCurve(FileModel):
@@ -49,6 +50,12 @@ class CostCurve(FileModel):
         """The largest measured amount; beyond it times are extrapolated."""
         return self.points[-1].amount
 
+    @property
+    def always(self) -> bool:
+        """Whether every decode step has some of its driver, and spends time on it."""
+        everywhere = self.driver in ("step", "rows", "requests")
+        return everywhere and all(point.seconds > 0 for point in self.points)
+
 
 class BatchStepTimes(FileModel):
     """Step times of one deployment. `decode` curves add up; `prefill` is over prompt rows."""
@@ -73,4 +80,9 @@ class BatchStepTimes(FileModel):
             raise ValueError("no decode component depends on rows")
         if any(curve.driver == "prompt_rows" for curve in self.decode):
             raise ValueError("prompt rows of a decode step count as rows")
+        check_step_on(self.device.kind, *(p.seconds for c in self.decode for p in c.points))
+        if not any(curve.always for curve in self.decode):
+            raise ValueError("a decode step may cost nothing: no component of it always takes time")
+        if not all(point.seconds > 0 for point in self.prefill.points):
+            raise ValueError("a prefill pass costs nothing")
         return self

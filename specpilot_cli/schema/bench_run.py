@@ -7,9 +7,9 @@ run, one per server that was started for it, and one if something failed. A run 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, RootModel
+from pydantic import Field, RootModel, model_validator
 
 from specpilot_cli.schema.base import FileModel
 
@@ -80,15 +80,24 @@ class BenchRequest(FileModel):
     benchmark: str
     prompt_tokens: int = Field(ge=0)
     batch: int = Field(ge=1)
-    output_ids: list[int]
+    output_ids: list[Annotated[int, Field(ge=0)]]
     output_sha256: str
     completion_tokens: int = Field(ge=1)
-    finish_reason: str
-    verify_steps: int | None
-    cached_tokens: int | None
+    finish_reason: str = Field(pattern="^(stop|length)$")
+    verify_steps: int | None = Field(ge=0)
+    cached_tokens: int | None = Field(ge=0)
     submit_s: float
     first_byte_s: float
     last_byte_s: float
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.output_ids and len(self.output_ids) != self.completion_tokens:
+            raise ValueError("`completion_tokens` is not the number of `output_ids`")
+        times = (self.submit_s, self.first_byte_s, self.last_byte_s)
+        if list(times) != sorted(times) or self.submit_s == self.last_byte_s:
+            raise ValueError("the answer's times are not in order")
+        return self
 
 
 class BenchRunEnd(FileModel):
@@ -96,8 +105,8 @@ class BenchRunEnd(FileModel):
 
     kind: Literal["run_end"] = "run_end"
     session: str
-    run: int
-    n_requests: int
+    run: int = Field(ge=0)
+    n_requests: int = Field(ge=1)
     wall_s: float
     load_average_1min: float | None
     call_overhead_s: list[float]

@@ -12,6 +12,11 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.quantities import check_arithmetic, check_bandwidth
+
+_MOST = {
+    "memory_bytes": 1e14, "multiprocessors": 1e4, "shared_memory_per_block_bytes": 1e9,
+}  # fmt: skip
 
 PeakKind = Literal["datasheet", "measured"]
 ComputeType = Literal["float32", "bfloat16", "float16", "float8", "int8"]
@@ -29,11 +34,10 @@ class SourcedNumber(FileModel):
     source: Sentence
 
 
-def _one_per_kind(numbers: tuple[SourcedNumber, ...]) -> tuple[SourcedNumber, ...]:
+def _one_per_kind(numbers: tuple[SourcedNumber, ...]) -> None:
     kinds = [number.kind for number in numbers]
     if len(set(kinds)) != len(kinds):
         raise ValueError("at most one number of each kind (datasheet, measured)")
-    return numbers
 
 
 class PeakRates(FileModel):
@@ -45,7 +49,10 @@ class PeakRates(FileModel):
     @field_validator("read_bytes_per_s")
     @classmethod
     def _bandwidth_kinds(cls, numbers: tuple[SourcedNumber, ...]) -> tuple[SourcedNumber, ...]:
-        return _one_per_kind(numbers)
+        _one_per_kind(numbers)
+        for number in numbers:
+            check_bandwidth(number.value)
+        return numbers
 
     @field_validator("flops_per_s")
     @classmethod
@@ -54,6 +61,8 @@ class PeakRates(FileModel):
     ) -> dict[ComputeType, tuple[SourcedNumber, ...]]:
         for numbers in rates.values():
             _one_per_kind(numbers)
+            for number in numbers:
+                check_arithmetic(number.value)
         return rates
 
     def bandwidth(self, kind: PeakKind) -> SourcedNumber | None:
@@ -83,6 +92,6 @@ class GpuProfile(FileModel):
     def _whole_counts(self) -> GpuProfile:
         for field in ("memory_bytes", "multiprocessors", "shared_memory_per_block_bytes"):
             value = getattr(self, field).value
-            if value != int(value):
-                raise ValueError(f"{field} must be a whole number, got {value}")
+            if value != int(value) or value > _MOST[field]:
+                raise ValueError(f"{field} is no whole number up to {_MOST[field]:g}: {value:g}")
         return self

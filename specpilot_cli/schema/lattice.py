@@ -10,7 +10,7 @@ the last committed token, `output_ids[r][p]` with `p = step_position`; lattice p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.base import FileModel, Label
 
 METADATA_KEY = "specpilot"
 
@@ -63,8 +63,8 @@ class LatticeRequest(FileModel):
     sha256: of everything stored of it, see `io/lattice_digest.py`; in files only.
     """
 
-    request_id: str = Field(min_length=1)
-    benchmark: str = Field(min_length=1)
+    request_id: Label
+    benchmark: Label
     sha256: Sha256 | None = None
 
 
@@ -116,6 +116,19 @@ class LatticeMetadata(FileModel):
         if self.shard_index >= self.shard_count:
             raise ValueError(f"shard_index {self.shard_index} of {self.shard_count}")
         return self
+
+
+def join_ids(
+    parts: Iterable[Sequence[int] | npt.NDArray[np.int32]],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Token ids of all requests end to end, int32, and where each begins, int64 [R + 1]."""
+    arrays = [np.asarray(part, dtype=np.int32) for part in parts]
+    return np.concatenate([*arrays, np.empty(0, np.int32)]), offsets_of(map(len, arrays))
+
+
+def offsets_of(lengths: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Where each of several parts of these lengths begins, and the end: int64 [n + 1]."""
+    return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,15 +13,25 @@ from pydantic import Field, StringConstraints, model_validator
 
 from specpilot_cli.schema.base import FileModel
 from specpilot_cli.schema.gpu_profile import ProfileName, Sentence
+from specpilot_cli.schema.quantities import impossible
 
 Origin = Literal["stated", "derived"]
 Word = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
+_LARGEST = {
+    "weight_bytes": 8, "state_bytes": 8, "conv_width": 1024, "count": 10_000, "heads": 65_536,
+    "kv_heads": 65_536, "key_heads": 65_536, "value_heads": 65_536, "head_dim": 65_536,
+    "key_dim": 65_536, "value_dim": 65_536, "experts": 65_536, "active": 65_536,
+    "vocab": 10**8, "window": 10**9,
+}  # fmt: skip
+_SIZE_HINT = "sizes are of one layer, in elements; weights and states in bytes each, not in bits"
+
+
 class Count(FileModel):
     """A whole number above zero; `source` is a key of the profile's `sources`."""
 
-    value: Annotated[int, Field(ge=1)]
+    value: Annotated[int, Field(ge=1, le=10**9)]
     kind: Origin
     source: Word
 
@@ -163,6 +173,23 @@ class ModelProfile(FileModel):
             raise ValueError(f"no such source: {', '.join(sorted(missing))}")
         if unused := set(self.sources) - used:
             raise ValueError(f"a source that no number names: {', '.join(sorted(unused))}")
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> ModelProfile:
+        """Sizes that no model has are slips: bits for bytes, a total for one layer's number."""
+        sizes = [("weight_bytes", self.weight_bytes), ("hidden", self.hidden),
+                 ("vocab", self.vocab)]  # fmt: skip
+        for group in self.layers:
+            sizes += [("count", group.count)]
+            for part in (group.mixer, group.mlp):
+                sizes += [(n, v) for n in type(part).model_fields
+                          if isinstance(v := getattr(part, n), Count)]  # fmt: skip
+        for name, count in sizes:
+            if count.value > _LARGEST.get(name, 10**7):
+                raise impossible(f"no model has {name} {count.value}", _SIZE_HINT)
+        if self.n_layers > _LARGEST["count"]:
+            raise impossible(f"no model has {self.n_layers} layers", _SIZE_HINT)
         return self
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.base import FileModel, Label
 
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -22,8 +22,8 @@ class OutputRecord(FileModel):
     from this request's submission. All three are None when the answer was not timed.
     """
 
-    request_id: str = Field(min_length=1)
-    benchmark: str = Field(min_length=1)
+    request_id: Label
+    benchmark: Label
     prompt_ids: tuple[TokenId, ...] = Field(min_length=1)
     output_ids: tuple[TokenId, ...] = Field(min_length=1)
     finish_reason: Literal["stop", "length"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pydantic import Field
 
 from specpilot_cli.errors import InputError
-from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.base import FileModel, Label
 
 
 class Prompt(FileModel):
@@ -18,8 +18,8 @@ class Prompt(FileModel):
     right final answer, where the benchmark has one (see `token_force/accuracy.py`).
     """
 
-    request_id: str = Field(min_length=1)
-    benchmark: str = Field(min_length=1)
+    request_id: Label
+    benchmark: Label
     text: str = Field(min_length=1)
     max_new_tokens: int = Field(ge=1)
     answer: str | None = Field(default=None, min_length=1)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import StringConstraints
 
-from specpilot_cli.schema.base import FileModel
+from specpilot_cli.schema.base import FileModel, Label
 
 
 class QAgreement(FileModel):
@@ -16,5 +16,5 @@ class QAgreement(FileModel):
     argmax.
     """
 
-    request_id: Annotated[str, StringConstraints(min_length=1)]
+    request_id: Label
     agrees: Annotated[str, StringConstraints(pattern=r"^[01]+$")]

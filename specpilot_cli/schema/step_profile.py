@@ -20,6 +20,16 @@ from specpilot_cli.schema.gpu_profile import (
     ProfileName,
     Sentence,
 )
+from specpilot_cli.schema.quantities import (
+    Amount,
+    Block,
+    PartSeconds,
+    Rows,
+    StepSeconds,
+    check_step_on,
+    check_together,
+    impossible,
+)
 
 KernelClassName = Literal[
     "target_gemm", "head", "recurrent", "attention", "drafter", "tree", "prefill", "rest"
@@ -76,10 +86,10 @@ class KernelClass(FileModel):
     """
 
     name: KernelClassName
-    seconds: NonNegativeFloat
-    bytes: NonNegativeFloat | None
-    flops: NonNegativeFloat | None
-    calls: NonNegativeFloat
+    seconds: PartSeconds
+    bytes: Amount | None
+    flops: Amount | None
+    calls: Amount
     dtype: ComputeType | None = None
 
 
@@ -157,14 +167,14 @@ class StepProfile(FileModel):
     dtype: ComputeType
     mode: StepMode
     nodes: Annotated[int, Field(ge=0)]
-    rows: Annotated[int, Field(ge=1)]
-    draft_block: Annotated[int, Field(ge=1)] | None = None
-    requests: Annotated[int, Field(ge=1)] = 1
-    context: NonNegativeFloat | None = None
+    rows: Rows
+    draft_block: Block | None = None
+    requests: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    context: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     weights: Literal["plain", "w12"] = "plain"
     steps: Annotated[int, Field(ge=1)]
-    t_step_s: PositiveFloat | None
-    t_prof_s: PositiveFloat
+    t_step_s: StepSeconds | None
+    t_prof_s: StepSeconds
     tau: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     classes: Annotated[tuple[KernelClass, ...], Field(min_length=1)]
     spans: tuple[StepSpan, ...] = ()
@@ -178,6 +188,14 @@ class StepProfile(FileModel):
             raise ValueError(f"rows must be nodes + 1, got {self.rows} rows, {self.nodes} nodes")
         if self.mode == "ar" and self.nodes != 0:
             raise ValueError("plain decoding (mode ar) verifies no nodes")
+        if self.tau is not None and self.tau > self.rows:
+            raise impossible(
+                f"tau is {self.tau:g}, but a step of {self.rows} rows commits no more than these",
+                "tau is tokens committed per step and request, bonus included",
+            )
+        check_step_on(self.device.kind, self.t_step_s, self.t_prof_s)
+        if self.t_step_s is not None:
+            check_together(self.t_step_s, self.t_prof_s, "t_step_s and t_prof_s")
         names = [kernel_class.name for kernel_class in self.classes]
         if len(set(names)) != len(names):
             raise ValueError("each kernel class may appear once")
@@ -216,10 +234,10 @@ class StepProfile(FileModel):
 class StepTimePoint(FileModel):
     """Seconds of one step at one number of rows; `range_s` is the spread over repeats."""
 
-    rows: Annotated[int, Field(ge=1)]
-    step_s: PositiveFloat
-    draft_block: Annotated[int, Field(ge=1)] | None = None
-    range_s: tuple[PositiveFloat, PositiveFloat] | None = None
+    rows: Rows
+    step_s: StepSeconds
+    draft_block: Block | None = None
+    range_s: tuple[StepSeconds, StepSeconds] | None = None
 
     @model_validator(mode="after")
     def _inside_range(self) -> StepTimePoint:
@@ -241,8 +259,8 @@ class StepTimeCurve(FileModel):
     target: ModelInfo
     drafter: ModelInfo
     dtype: ComputeType
-    ar_step_s: PositiveFloat
-    ar_range_s: tuple[PositiveFloat, PositiveFloat] | None = None
+    ar_step_s: StepSeconds
+    ar_range_s: tuple[StepSeconds, StepSeconds] | None = None
     includes_drafting: Literal[True]
     points: Annotated[tuple[StepTimePoint, ...], Field(min_length=1)]
     source: Sentence
@@ -257,4 +275,6 @@ class StepTimeCurve(FileModel):
             self.ar_range_s[0] <= self.ar_step_s <= self.ar_range_s[1]
         ):
             raise ValueError(f"ar_step_s {self.ar_step_s} lies outside {self.ar_range_s}")
+        check_step_on(self.device.kind, self.ar_step_s, *(point.step_s for point in self.points))
+        check_together(self.points[0].step_s, self.ar_step_s, "the first point and ar_step_s")
         return self

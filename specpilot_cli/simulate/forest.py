@@ -52,9 +52,12 @@ def grow(
     policies: list[BatchPolicy],
     options: ReplayOptions = AS_RECORDED,
     *,
+    where: str = "--policy",
     reporter: Reporter = SilentReporter(),
 ) -> Forest:
-    """Build what the policies need. InputError for a recording that is anchored or too shallow."""
+    """Build what the policies need. InputError for a recording that is anchored, or too shallow
+    for what `where` asks.
+    """
     if recording.metadata.mode != "dense":
         raise InputError(
             "a simulation needs a lattice at every output position, but this recording is anchored",
@@ -68,7 +71,7 @@ def grow(
                 raise InputError(
                     f"`{policy.text}` drafts {block - 1} positions, the recording has "
                     f"{anchors.n_positions}",
-                    where="--policy",
+                    where=where,
                     hint=f"record with --block {block}",
                 )
             nodes = policy.nodes if policy.mode == "tree" else min(policy.rows, MOST_NODES)

@@ -45,21 +45,38 @@ def load_batch_times(name_or_path: str) -> BatchStepTimes:
 def read_agreement(path: Path, recording: LatticeRecording) -> list[npt.NDArray[np.bool_]]:
     """Agreement flags by request of the recording, [n] bool each.
 
-    InputError, naming the request, for one that is missing or of another length.
+    InputError, naming the request, for one that is missing, given twice, unknown to the recording
+    or of another length.
     """
-    lines = {line.request_id: line for line in read_jsonl(path, QAgreement)}
+    lines: dict[str, QAgreement] = {}
+    for line in read_jsonl(path, QAgreement):
+        if line.request_id in lines:
+            raise InputError(
+                f"request `{line.request_id}` has two lines",
+                where=str(path),
+                hint="one line per request: which of them counts?",
+            )
+        lines[line.request_id] = line
+    known = {request.request_id for request in recording.metadata.requests}
+    if strange := sorted(lines.keys() - known):
+        raise InputError(
+            f"request `{strange[0]}` is not in the recording"
+            + (f", nor are {len(strange) - 1} others" if len(strange) > 1 else ""),
+            where=str(path),
+            hint="make the flags from the outputs of this recording",
+        )
     found = []
     for index, request in enumerate(recording.metadata.requests):
-        line = lines.get(request.request_id)
+        own = lines.get(request.request_id)
         n_tokens = len(recording.output(index))
-        if line is None or len(line.agrees) != n_tokens:
-            what = "has no line" if line is None else f"has {len(line.agrees)} flags"
+        if own is None or len(own.agrees) != n_tokens:
+            what = "has no line" if own is None else f"has {len(own.agrees)} flags"
             raise InputError(
                 f"request `{request.request_id}` {what}, its output has {n_tokens} tokens",
                 where=str(path),
                 hint="make the flags from the outputs of this recording",
             )
-        found.append(np.array([flag == "1" for flag in line.agrees], dtype=np.bool_))
+        found.append(np.array([flag == "1" for flag in own.agrees], dtype=np.bool_))
     return found
 
 
@@ -73,7 +90,7 @@ def read_row_samples(path: Path) -> list[RowSamples]:
         if isinstance(content, dict):
             content = content["results"]["measured"]["skinny"]
         return [RowSamples(_rows(item), _seconds(item)) for item in content]
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise InputError(
             "no timings by rows in this file",
             where=str(path),
@@ -91,6 +108,6 @@ def _rows(item: Any) -> int:
 
 def _seconds(item: Any) -> tuple[float, ...]:
     seconds = item["seconds"]
-    if not all(type(second) in (int, float) for second in seconds):
+    if not isinstance(seconds, list) or not all(type(s) in (int, float) for s in seconds):
         raise TypeError(f"seconds: {seconds!r}")
     return tuple(float(second) for second in seconds)

@@ -112,8 +112,8 @@ def two_level(
             hint="make the flags from the same outputs, one per output token",
         )
     used = recording.n_positions + 1 if block is None else block
-    policy = BatchPolicy("two-level", "tree", nodes=nodes, block=used)
-    forest = grow(recording, [policy], reporter=reporter)
+    policy = BatchPolicy(f"block {used}", "tree", nodes=nodes, block=used)
+    forest = grow(recording, [policy], where="--block", reporter=reporter)
     index = forest.trees[used].index
     first = forest.anchors.first
     walk = [_one_level(index, int(first[r]), int(lengths[r])) for r in range(recording.n_requests)]
@@ -174,7 +174,12 @@ def _cycles(index: npt.NDArray[np.int32], first: int, agrees: Bool, nodes: int) 
 
 
 def _shuffled(agrees: Sequence[Bool], seed: int) -> list[Bool]:
+    """The flags in random places; the first of each request stays, for no pass predicts its token.
+
+    Prefill's token belongs to no cycle: a disagreement moved there would vanish.
+    """
     rng = np.random.default_rng(seed)
-    flat = rng.permutation(np.concatenate([np.asarray(item, dtype=np.bool_) for item in agrees]))
-    ends = np.cumsum([len(item) for item in agrees])
-    return [np.asarray(part) for part in np.split(flat, ends[:-1])]
+    later = [np.asarray(item[1:], dtype=np.bool_) for item in agrees]
+    flat = rng.permutation(np.concatenate(later))
+    parts = np.split(flat, np.cumsum([len(part) for part in later])[:-1])
+    return [np.concatenate([item[:1], part]) for item, part in zip(agrees, parts, strict=True)]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from specpilot_cli.engines.http_client import HttpEngine
+from specpilot_cli.engines.launches import relaunched
 from specpilot_cli.engines.openai_client import OpenAiEngine, is_openai
-from specpilot_cli.errors import InputError, SpecPilotError
+from specpilot_cli.errors import InputError, MeasurementInvalid, SpecPilotError
 from specpilot_cli.io.jsonl import write_jsonl
 from specpilot_cli.io.tokenizer_file import TokenizerFile
 from specpilot_cli.schema.outputs import OutputRecord
@@ -94,6 +95,7 @@ def run_session(
             text=run.text,
             reporter=reporter,
         )
+        run.check_servers()
         result = run.with_batches_compared(run.with_accuracy(result, answers))
     return result, engines
 
@@ -108,6 +110,7 @@ def run_calibration_session(
         engines = run.open()
         answers = run.gather()
         found = run_calibration(answers["stock"], answers["ar"], run.scorer, reporter=reporter)
+        run.check_servers()
     return found, engines
 
 
@@ -129,6 +132,7 @@ class _Session:
     text: TokenizerFile | None = None
     _scorer: Scorer | None = None
     _engines: dict[str, Engine] = field(default_factory=dict)
+    _began: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def scorer(self) -> Scorer:
@@ -218,6 +222,7 @@ class _Session:
         for name, url in self.sources.urls().items():
             self.engine(url).health()
             info = self.engine(url).server_info()
+            self._began[url] = info
             found[name] = {key: info[key] for key in _RECORDED_INFO if key in info}
             found[name]["url"] = url
             most = info.get("max_running_requests")
@@ -236,6 +241,18 @@ class _Session:
                 "the scorer's LM head is not float32 (--enable-fp32-lm-head): near-ties may "
                 "count as mismatches, in both systems alike"
             )
+
+    def check_servers(self) -> None:
+        """MeasurementInvalid for a server that was started anew since the run began."""
+        for url, before in self._began.items():
+            changed = relaunched(before, self.engine(url).server_info())
+            if changed:
+                raise MeasurementInvalid(
+                    f"the {self.sources.roles(url)} server at {url} was started anew during the "
+                    f"audit; changed: {', '.join(changed)}",
+                    hint="audit again, keep every server running until the end, and give each an "
+                    "address of its own",
+                )
 
     def gather(self) -> dict[Role, list[OutputRecord]]:
         """Answers of every role to the questions: recorded, or asked now, one role at a time."""
@@ -304,10 +321,10 @@ class _Session:
 
 def _tokenizer_beside(model_path: Any) -> TokenizerFile | None:
     """The tokenizer of a model folder on this machine, to show events as text; never encodes."""
-    folder = Path(model_path) if isinstance(model_path, str) else None
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return None
     try:
+        folder = Path(model_path) if isinstance(model_path, str) else None
+        if folder is None or not (folder / "tokenizer.json").is_file():
+            return None
         return TokenizerFile(folder)
-    except SpecPilotError:
+    except (SpecPilotError, OSError, ValueError):  # a path may be anything: too long, half text
         return None  # ids are shown instead

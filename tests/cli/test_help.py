@@ -57,6 +57,7 @@ def test_the_table_of_commands_is_complete() -> None:
         ("replay",),
         ("serve",),
         ("simulate", "batch"),
+        ("simulate", "measure"),
         ("simulate", "plateaus"),
         ("simulate", "tlv"),
         ("token-force",),

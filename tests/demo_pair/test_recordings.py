@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specpilot_cli.ceiling.step_times import load_step_times
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.reference.engine import ReferenceEngine
 from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.io.hashing import sha256_folder
+from specpilot_cli.io.json_file import read_json_model
 from specpilot_cli.io.lattice_file import read_lattice
 from specpilot_cli.replay.run import replay, replay_accept_lengths
+from specpilot_cli.schema.deployment import (
+    of_curve,
+    of_profile,
+    of_recording,
+    projected_because,
+)
 from specpilot_cli.schema.lattice import LatticeRecording
+from specpilot_cli.schema.step_profile import StepProfile
 
 BLOCKS = (8, 12, 16)
 MAX_NEW_TOKENS = 60
@@ -108,6 +118,23 @@ def test_the_measurement_covers_every_setting_and_leaves_nothing_unexplained(rep
         assert all(difference["explained"] for difference in row["differences"])
 
 
+def test_the_step_profile_and_the_step_times_are_of_the_recorded_pair(
+    demo: Any, recordings: dict[int, LatticeRecording]
+) -> None:
+    """So that README's first step projects nothing."""
+    step = read_json_model(demo.root / "step.json", StepProfile)
+    curve = load_step_times("demo-cpu")
+    for timed in (of_profile(step), of_curve(curve)):
+        assert projected_because(of_recording(recordings[16].metadata), timed, what="x") == ()
+    assert {point.draft_block for point in curve.points} == {16}
+    assert (step.mode, step.draft_block, step.requests) == ("chain", 8, 1)
+    assert step.tau == replay(recordings[8], ["chain"]).rows[0].tau.value
+    assert step.device == curve.device
+    # a row more never made a step much cheaper: the machine was not busy with something else
+    for before, after in pairwise(curve.points):
+        assert after.step_s > 0.95 * before.step_s
+
+
 _MODEL = ("--target", "qwen3.8-27b", "--drafter", "qwen3.8-27b-dflash2", "--gpu", "h200")
 
 
@@ -118,15 +145,17 @@ _MODEL = ("--target", "qwen3.8-27b", "--drafter", "qwen3.8-27b-dflash2", "--gpu"
         (16, "replay", ["--calibrate"]),
         (16, "replay", ["--json", "--nodes", "1-63"]),
         *((block, "ceiling", [*_MODEL, "--lattices"]) for block in BLOCKS),
+        (16, "replay", ["--step-times", "demo-cpu"]),
+        (16, "ceiling", ["recipes/demo-cpu/step.json", "--step-times", "demo-cpu", "--lattices"]),
     ],
 )
 def test_commands_need_neither_torch_nor_five_seconds(
-    demo: Any, block: int, command: str, extra: list[str]
+    demo: Any, repo: Path, block: int, command: str, extra: list[str]
 ) -> None:
     path = str(demo.root / f"recordings/block-{block}.safetensors")
     done = subprocess.run(
         [sys.executable, "-c", NO_TORCH, command, *extra, path, "-q"],
-        capture_output=True, text=True, check=True, timeout=300,
+        capture_output=True, text=True, check=True, timeout=300, cwd=repo,
     )  # fmt: skip
     assert done.stdout
     assert float(done.stderr.splitlines()[-1]) < 5.0  # processor seconds: the machine may be busy

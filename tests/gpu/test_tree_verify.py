@@ -6,6 +6,8 @@ compute-sanitizer --report-api-errors no \\
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="no CUDA device: torch is not installed")
@@ -24,7 +26,7 @@ from torch import Tensor  # noqa: E402
 
 from specpilot_kernels.tree_verify import conv, gdn_reference  # noqa: E402
 from specpilot_kernels.tree_verify import verify as tree_verify  # noqa: E402
-from specpilot_kernels.tree_verify.commit import GdnCommit, recorded  # noqa: E402
+from specpilot_kernels.tree_verify.commit import GdnCommit, Keep, recorded  # noqa: E402
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -231,6 +233,32 @@ def test_commit_of_all_layers_is_each_layers_own() -> None:
         error = (layer.states[slot].double() - state).abs().max()
         assert error <= APPROXIMATIONS * state.abs().max()
         assert same_bits(layer.windows[slot], window)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_states_on_the_way_are_those_of_a_shorter_path(dim: int) -> None:
+    """With 6, 5 and 61 tokens before, a multiple of 16 is passed by the first and the last."""
+    paths = [list(range(17)), [0, 1, 2], [0, 1, 2, 3]]
+    lengths, kept_rows = [6, 5, 61], {0: 10, 2: 3}
+    case = make([chain(17)] * 3, shape=GdnShape(1, 2, dim, dim), slots=8).to("cuda")
+    record = run(case, "path")[1]
+    others = [slot for slot in range(8) if slot not in case.slot.tolist()][:3]
+    keep = Keep(torch.tensor(others).cuda(), torch.tensor(lengths).cuda(), 16)
+    plain, before = (
+        replace(case, states=case.states.clone(), windows=case.windows.clone()) for _ in range(2)
+    )
+    commit(plain, record, paths)
+    GdnCommit([record], [case.states], [case.windows])(case.slot, *accepted(paths), keep=keep)
+    for request, other in enumerate(others):
+        slot, wanted = case.slot[request], before
+        if request in kept_rows:
+            wanted = replace(case, states=before.states.clone(), windows=before.windows.clone())
+            commit(wanted, record, [path[: kept_rows[request]] for path in paths])
+        source = slot if request in kept_rows else other
+        assert same_bits(case.states[other], wanted.states[source])
+        assert same_bits(case.windows[other], wanted.windows[source])
+        assert same_bits(case.states[slot], plain.states[slot])
+        assert same_bits(case.windows[slot], plain.windows[slot])
 
 
 @pytest.mark.parametrize("method", METHODS)

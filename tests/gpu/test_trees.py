@@ -24,13 +24,15 @@ def check(given, n_nodes, *, max_depth=None, logsumexp=None, calibration=None):
     cap = positions if max_depth is None else min(max_depth, positions)
     room = gpu.DeviceTrees.empty(batch, n_nodes, cap, torch.device("cuda", 0))
     logsumexp_gpu, calibration_gpu = on_gpu((logsumexp, calibration))
+    prefix_lens = torch.arange(batch) << 33
     found = gpu.build_trees(
         *on_gpu(given), n_nodes, max_depth=max_depth, logsumexp=logsumexp_gpu,
-        calibration=calibration_gpu, out=cases.poisoned(room),
+        calibration=calibration_gpu, prefix_lens=prefix_lens.cuda(), out=cases.poisoned(room),
     )  # fmt: skip
     wanted = gpu.build_trees(
-        *given, n_nodes, max_depth=max_depth, logsumexp=logsumexp, calibration=calibration
-    )
+        *given, n_nodes, max_depth=max_depth, logsumexp=logsumexp, calibration=calibration,
+        prefix_lens=prefix_lens,
+    )  # fmt: skip
     cases.assert_same(found, wanted)
     return found, wanted
 
@@ -88,10 +90,15 @@ def test_accepted_paths(n_nodes: int, agree: float) -> None:
     for seed, kind in enumerate(("smooth", "two values", "impossible", "broken")):
         trees, wanted = check(cases.lattice(seed, kind, (200, 15, 16, 16)), n_nodes)
         target = cases.target_choices(seed, wanted.token, wanted.parent, agree=agree)
-        for found, expected in zip(
-            gpu.accept_path(trees, target.cuda()), gpu.accept_path(wanted, target), strict=True
-        ):
-            assert torch.equal(found.cpu(), expected)
+        prefix_lens, off = torch.arange(len(target)), torch.zeros(1, dtype=torch.int32)
+        for options in ({}, {"prefix_lens": prefix_lens}, {"enabled": off}, {"enabled": off + 1}):
+            there = {name: tensor.cuda() for name, tensor in options.items()}
+            for found, expected in zip(
+                gpu.accept_path(trees, target.cuda(), **there),
+                gpu.accept_path(wanted, target, **options),
+                strict=True,
+            ):
+                assert torch.equal(found.cpu(), expected)
 
 
 def test_a_captured_step_follows_its_inputs() -> None:
@@ -122,8 +129,8 @@ def test_compiled_code() -> None:
     @torch.compile(fullgraph=True)
     def step(ids, scores, anchor):
         trees = gpu.build_trees(ids, scores * 1.0, anchor, 32)
-        path, n_accepted, bonus = gpu.accept_path(trees, trees.token + 0)
-        return trees.token, path + 0, n_accepted, bonus
+        path, *others = gpu.accept_path(trees, trees.token + 0)
+        return trees.token, path + 0, *others
 
     wanted = gpu.build_trees(*given, 32)
     expected = (wanted.token, *gpu.accept_path(wanted, wanted.token))

@@ -1,4 +1,4 @@
-"""The measured numbers of W12 in the documents are those of docs/measurements, and consistent."""
+"""The measured numbers in the documents are those of docs/measurements, and consistent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(repo: Path, name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["w12_doc_numbers", "bench_doc_numbers"])
+@pytest.mark.parametrize("name", ["w12_doc_numbers", "bench_doc_numbers", "replay_doc_numbers"])
 def test_pages_say_what_was_measured(repo: Path, name: str) -> None:
     done = subprocess.run(
         [sys.executable, f"scripts/{name}.py", "--check"],

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 NEW_TOKENS = 40
 N_PROMPTS = 6
+MOST_APART = 1e-4  # nats, in float32
 _RANDOM = random.Random(5)
 REQUESTS: list[dict[str, Any]] = [
     {
@@ -27,6 +28,7 @@ REQUESTS: list[dict[str, Any]] = [
         "input_ids": _RANDOM.choices(LIVELY, k=_RANDOM.randrange(4, 9)),
         "max_new_tokens": NEW_TOKENS,
         "ignore_eos": True,
+        "logprobs": number == 0,
     }
     for number in range(N_PROMPTS)
 ]
@@ -105,6 +107,14 @@ def test_outputs_are_those_of_plain_decoding(done: dict[str, Done], name: str) -
     plain = done["ar"].outputs
     assert done[name].outputs == {rid: plain[rid] for rid in done[name].outputs}
     assert all(len(output) == NEW_TOKENS for output in done[name].outputs.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_log_probabilities_are_those_of_plain_decoding(done: dict[str, Done], name: str) -> None:
+    ours, theirs = (done[job].answers["r0"].logprobs for job in (name, "ar"))
+    assert len(ours) == NEW_TOKENS
+    assert max(theirs) < 0
+    assert ours == pytest.approx(theirs, abs=MOST_APART)
 
 
 @pytest.mark.parametrize("name", NAMES)

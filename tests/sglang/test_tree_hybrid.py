@@ -8,9 +8,11 @@ held against the recordings of the reference engine where the outputs are the re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specpilot_cli.engines.reference.engine import ReferenceEngine
@@ -25,6 +27,8 @@ from tests.sglang.cpu_engine.server import PYTHON
 pytestmark = [pytest.mark.slow, pytest.mark.extended]
 
 TREES = {"b8n16": TreePlugin(block=8, nodes=16), "b16n32": TreePlugin(block=16, nodes=32)}
+CACHING = ("--mamba-radix-cache-strategy", "extra_buffer", "--mamba-track-interval", "64",
+           "--max-mamba-cache-size", "24")  # fmt: skip
 MOST_REGRET = 0.25
 """Nats by which the float32 target may prefer another token: a BF16 logit is off by up to 0.06."""
 LEAST_EQUAL = 0.25
@@ -66,15 +70,30 @@ def done(
              "--speculative-draft-model-path", str(pair.drafter))  # fmt: skip
     late = [{**request, "rid": f"late-{request['rid']}", "at": 9} for request in requests[2:5]]
     lives = [requests[0], {**requests[1], "abort_at": 4}, *late]
+    tree = PluginConfig(tree=TREES["b16n32"])
     jobs = [
         Job("plain", requests, dtype="bfloat16"),
         *(
             Job(name, requests, words, PluginConfig(tree=tree), dtype="bfloat16")
             for name, tree in TREES.items()
         ),
-        Job("life", lives, words, PluginConfig(tree=TREES["b16n32"]), dtype="bfloat16"),
-    ]
+        Job("life", lives, words, tree, dtype="bfloat16"),
+        Job("caching", following(requests[0]), (*words, *CACHING), tree, dtype="bfloat16",
+            radix=True),
+    ]  # fmt: skip
     return run_jobs(pair, jobs, folder / "log")
+
+
+def following(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """A long answer to a short prompt, and requests that go on from within it."""
+    first = {**request, "rid": "long", "input_ids": request["input_ids"][:40],
+             "max_new_tokens": 150}  # fmt: skip
+    later = [
+        {"rid": f"later-{keeps}", "follows": "long", "keeps": keeps, "input_ids": [],
+         "max_new_tokens": 24, "ignore_eos": True}
+        for keeps in (89, 94, 99, 109)  # the first one's next token is the first after those states
+    ]  # fmt: skip
+    return [first, *later]
 
 
 @pytest.mark.parametrize("name", ["plain", *TREES])
@@ -83,10 +102,30 @@ def test_every_token_is_the_targets_best_up_to_near_ties(
 ) -> None:
     scorer = ReferenceEngine(repo / "recipes/demo-cpu/target", None, dtype="float32")
     for request in requests:
-        prompt, output = request["input_ids"], done[name].answers[request["rid"]].output_ids
-        scores = scorer.score([*prompt, *output], len(prompt) - 1, top_k=1)
-        for best, ours in zip(scores.top_logprobs, scores.logprobs, strict=True):
-            assert best[0] - ours < MOST_REGRET
+        assert_best(scorer, request["input_ids"], done[name].answers[request["rid"]].output_ids)
+
+
+def assert_best(scorer: ReferenceEngine, prompt: Sequence[int], output: Sequence[int]) -> None:
+    scores = scorer.score([*prompt, *output], len(prompt) - 1, top_k=1)
+    for best, ours in zip(scores.top_logprobs, scores.logprobs, strict=True):
+        assert best[0] - ours < MOST_REGRET
+
+
+def test_requests_go_on_from_states_that_were_kept_within_a_step(
+    done: dict[str, Done], requests: list[dict[str, Any]], repo: Path
+) -> None:
+    """The prefix cache has the states after 128 tokens, where no step of the long one ended."""
+    answers, (long, *later) = done["caching"].answers, following(requests[0])
+    scorer = ReferenceEngine(repo / "recipes/demo-cpu/target", None, dtype="float32")
+    before = [*long["input_ids"], *answers["long"].output_ids]
+    assert_best(scorer, long["input_ids"], answers["long"].output_ids)
+    ends = np.cumsum([len(long["input_ids"]), *answers["long"].accepted])  # each step's last token
+    assert 128 not in ends
+    for request in later:
+        answer = answers[request["rid"]]
+        assert answer.cached == 128
+        prompt = before[: len(long["input_ids"]) + request["keeps"]]
+        assert_best(scorer, prompt, answer.output_ids)
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,3 +59,10 @@ def test_nonsense_quantities_are_input_errors(text: str) -> None:
 @given(st.integers(min_value=1000, max_value=10**15))
 def test_formatted_bytes_parse_back_within_half_a_percent(value: int) -> None:
     assert units.parse_bytes(units.format_bytes(value)) == pytest.approx(value, rel=0.006)
+
+
+def test_quantities_beyond_any_unit_are_still_text() -> None:
+    assert units.format_seconds(math.inf) == "inf s"
+    for form in (units.format_bytes, units.format_seconds, units.format_bandwidth):
+        assert "nan" in form(math.nan)
+        assert form(5e-324)

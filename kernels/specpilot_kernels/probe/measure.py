@@ -16,7 +16,8 @@ import torch
 from specpilot_kernels import launch
 from specpilot_kernels.build import GpuError
 from specpilot_kernels.probe.modules import STREAM_READ, SUMS, THREADS, TILE_BYTES
-from specpilot_kernels.w12.selfcheck import Work, captured, cold_copies, free_bytes
+from specpilot_kernels.timing import Work, captured, replayed
+from specpilot_kernels.w12.selfcheck import cold_copies, free_bytes
 from specpilot_kernels.w12.shapes import Shape
 
 READ_BYTES = 4 << 30
@@ -152,14 +153,9 @@ def _replayed(works: list[Work], *, seconds: float = _SECONDS) -> tuple[float, .
     torch.cuda.synchronize()
     graph = captured(works)
     _spin(graph, min(_WARM_UP_S, seconds))
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     found: list[float] = []
     while len(found) < _LEAST or (sum(found) < seconds and len(found) < _MOST):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / 1e3)
+        found.append(replayed(graph))
     return tuple(found)
 
 

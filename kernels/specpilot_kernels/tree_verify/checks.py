@@ -119,11 +119,11 @@ def check_record(record: ReplayRecord, shape: GdnShape, requests: int, rows: int
         )
 
 
-def check_slot(slot: Tensor, requests: int) -> None:
+def check_slot(slot: Tensor, requests: int, name: str = "slot") -> None:
     """ValueError unless `slot` is int64 [requests]."""
     _require(
         slot.shape == (requests,) and slot.dtype == torch.int64 and slot.is_contiguous(),
-        f"slot must be int64 [{requests}], not {_say(slot)}",
+        f"{name} must be int64 [{requests}], not {_say(slot)}",
     )
 
 

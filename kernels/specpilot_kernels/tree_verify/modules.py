@@ -29,7 +29,7 @@ CARVEOUT: Final = 100
 """Percent; the same for all, and W12's: an SM that changes it must be empty first."""
 
 ROWS_PARAMS: Final = "@18P6q7i4x"
-COMMIT_PARAMS: Final = "@4P4q7i4x"
+COMMIT_PARAMS: Final = "@6P4q8i"
 COMMIT_LAYER: Final = "@7P"
 VERIFY_PARAMS: Final = "@10Pqf4i4x"
 """`struct Params` of the kernels, the same for path and WY, and `struct Layer` of commit."""

@@ -2,7 +2,7 @@
 
     trees = build_trees(candidate_ids, scores, anchor, 32)
     ...                                       # the target verifies the rows of `trees`
-    path, n_accepted, bonus = accept_path(trees, target_argmax)
+    path, n_accepted, *_ = accept_path(trees, target_argmax)
 
 Tensors on a GPU use the CUDA kernels, tensors on the CPU the builders of this package, and both
 give the same trees node for node: scores are normalised by the same float64 operations and ties
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -29,10 +29,12 @@ MAX_POSITIONS: Final = 255
 
 _SCHEMAS: Final = (
     "build_trees(Tensor candidate_ids, Tensor scores, Tensor anchor, Tensor? logsumexp, "
-    "Tensor? calibration, int max_depth, Tensor(a!) token, Tensor(b!) parent, Tensor(c!) depth, "
-    "Tensor(d!) score, Tensor(e!) ancestors, Tensor(f!) tap) -> ()",
-    "accept_path(Tensor token, Tensor parent, Tensor target_argmax, Tensor(a!) path, "
-    "Tensor(b!) n_accepted, Tensor(c!) bonus) -> ()",
+    "Tensor? calibration, Tensor? prefix_lens, int max_depth, Tensor(a!) token, Tensor(b!) parent, "
+    "Tensor(c!) depth, Tensor(d!) score, Tensor(e!) ancestors, Tensor(f!) tap, "
+    "Tensor(g!) position) -> ()",
+    "accept_path(Tensor token, Tensor parent, Tensor target_argmax, Tensor? prefix_lens, "
+    "Tensor? enabled, Tensor(a!) path, Tensor(b!) n_accepted, Tensor(c!) bonus, "
+    "Tensor(d!) committed, Tensor(e!) place, Tensor(f!) length, Tensor(g!) n_committed) -> ()",
 )
 
 
@@ -44,7 +46,8 @@ class DeviceTrees:
     depth [B, R] int32: row 0 has 0. score [B, R] float32: path log-probability in nats, summed in
     float64. ancestors [B, R, ceil(R / 64)] uint64: bit j % 64 of word j / 64 is set where row j is
     the row itself or above it. tap [B, R, 4] int32: the rows that a causal convolution of width 4
-    reads, the row itself last; negative ones are in the committed window, -1 its newest.
+    reads, the row itself last; negative ones are in the committed window, -1 its newest. position
+    [B, R] int64: tokens before the anchor and the row's depth, for unused rows the anchor's.
     max_depth: no row is deeper.
     """
 
@@ -54,6 +57,7 @@ class DeviceTrees:
     score: torch.Tensor
     ancestors: torch.Tensor
     tap: torch.Tensor
+    position: torch.Tensor
     max_depth: int
 
     @property
@@ -72,8 +76,40 @@ class DeviceTrees:
             torch.empty((batch, rows), dtype=torch.float32, device=device),
             torch.empty((batch, rows, n_nodes // 64 + 1), dtype=torch.uint64, device=device),
             torch.empty((batch, rows, 4), dtype=torch.int32, device=device),
+            torch.empty((batch, rows), dtype=torch.int64, device=device),
             min(max_depth, n_nodes),
         )
+
+
+class AcceptedPaths(NamedTuple):
+    """What `accept_path` finds; D = max_depth + 1.
+
+    path [B, D] int32: accepted rows from row 0 down, then -1. n_accepted [B] int32: drafted tokens
+    among them. bonus [B] int64: the target's token after the last of them. committed [B, D] int64:
+    the tokens that the step commits, the target's after each row of the path, so the last is the
+    bonus; then 0. place [B, D] int64: the path's rows among all B * R; then row 0 again. length [B]
+    int64: of the sequence after the step. n_committed [B] int32: n_accepted + 1.
+    """
+
+    path: torch.Tensor
+    n_accepted: torch.Tensor
+    bonus: torch.Tensor
+    committed: torch.Tensor
+    place: torch.Tensor
+    length: torch.Tensor
+    n_committed: torch.Tensor
+
+    @staticmethod
+    def empty(batch: int, width: int, device: torch.device) -> AcceptedPaths:
+        """Room for paths of up to `width` rows, not yet filled."""
+
+        def new(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty((batch, *shape), dtype=dtype, device=device)
+
+        return AcceptedPaths(
+            new(torch.int32, width), new(torch.int32), new(torch.int64), new(torch.int64, width),
+            new(torch.int64, width), new(torch.int64), new(torch.int32),
+        )  # fmt: skip
 
 
 def build_trees(
@@ -85,6 +121,7 @@ def build_trees(
     max_depth: int | None = None,
     logsumexp: torch.Tensor | None = None,
     calibration: torch.Tensor | None = None,
+    prefix_lens: torch.Tensor | None = None,
     out: DeviceTrees | None = None,
 ) -> DeviceTrees:
     """The best-first tree of each of B lattices (paper §2.2, §4.2), in one launch.
@@ -96,7 +133,8 @@ def build_trees(
     anchor [B] int64: the last committed tokens. n_nodes: up to 128. K: up to 32; L: up to 255, and
     on a GPU what fits in a block's memory, on any of them 73 positions of 16 candidates or 19 of
     32. max_depth caps the depth below L. calibration [L or more, 2] float64: `calibration_table`.
-    out: trees of the same size to fill, for fixed addresses.
+    prefix_lens [B] int64: tokens before the anchors, 0 without it. out: trees of the same size to
+    fill, for fixed addresses.
 
     Raises ValueError on shapes, dtypes, devices and tensors with gaps; GpuError where a GPU cannot
     run the kernel.
@@ -105,6 +143,8 @@ def build_trees(
     if not 0 <= n_nodes <= modules.MAX_NODES:
         raise ValueError(f"n_nodes must be 0 to {modules.MAX_NODES}: {n_nodes}")
     batch, n_positions, _ = candidate_ids.shape
+    if prefix_lens is not None:
+        _check("prefix_lens", prefix_lens, (batch,), (torch.int64,), scores.device)
     cap = n_positions if max_depth is None else min(max_depth, n_positions)
     if cap < 0:
         raise ValueError(f"max_depth must not be negative: {max_depth}")
@@ -112,8 +152,8 @@ def build_trees(
     if out is not None:
         _check_out(out, batch, n_nodes, cap, scores.device)
     torch.ops.specpilot.build_trees(
-        candidate_ids, scores, anchor, logsumexp, calibration, cap,
-        fresh.token, fresh.parent, fresh.depth, fresh.score, fresh.ancestors, fresh.tap,
+        candidate_ids, scores, anchor, logsumexp, calibration, prefix_lens, cap, fresh.token,
+        fresh.parent, fresh.depth, fresh.score, fresh.ancestors, fresh.tap, fresh.position,
     )  # fmt: skip
     return fresh
 
@@ -122,35 +162,34 @@ def accept_path(
     trees: DeviceTrees,
     target_argmax: torch.Tensor,
     *,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    prefix_lens: torch.Tensor | None = None,
+    enabled: torch.Tensor | None = None,
+    out: AcceptedPaths | None = None,
+) -> AcceptedPaths:
     """The root path of each tree along which the target's own choices go, in one launch.
 
-    target_argmax [B, R] int64: what the target would say after each row. Returns path
-    [B, max_depth + 1] int32: accepted rows from row 0 down, then -1; n_accepted [B] int32: drafted
-    tokens among them, so path[:, : n_accepted + 1] is to be committed; bonus [B] int64: the
-    target's token after the last of them. A step commits n_accepted + 1 tokens:
-    `target_argmax.gather(1, path)` where path is not -1. out: these three, for fixed addresses.
+    target_argmax [B, R] int64: what the target would say after each row. prefix_lens [B] int64:
+    tokens before row 0, 0 without it. enabled [1] int32: where it holds 0, nothing is accepted, not
+    even row 0: n_accepted is -1. out: results of the same size to fill, for fixed addresses.
 
     Raises ValueError on shapes, dtypes and devices.
     """
     batch, device = trees.token.shape[0], trees.token.device
     _check("target_argmax", target_argmax, trees.token.shape, (torch.int64,), device)
-    shapes = ((batch, trees.max_depth + 1), (batch,), (batch,))
-    dtypes = (torch.int32, torch.int32, torch.int64)
-    if out is None:
-        path, n_accepted, bonus = (
-            torch.empty(shape, dtype=dtype, device=device)
-            for shape, dtype in zip(shapes, dtypes, strict=True)
-        )
-    else:
-        path, n_accepted, bonus = out
-        for given, shape, dtype in zip(out, shapes, dtypes, strict=True):
-            _check("out", given, shape, (dtype,), device)
+    if prefix_lens is not None:
+        _check("prefix_lens", prefix_lens, (batch,), (torch.int64,), device)
+    if enabled is not None:
+        _check("enabled", enabled, (1,), (torch.int32,), device)
+    width = trees.max_depth + 1
+    found = AcceptedPaths.empty(batch, width, device) if out is None else out
+    if out is not None:
+        wanted = AcceptedPaths.empty(batch, width, torch.device("meta"))
+        for name, given, like in zip(AcceptedPaths._fields, out, wanted, strict=True):
+            _check(f"out.{name}", given, like.shape, (like.dtype,), device)
     torch.ops.specpilot.accept_path(
-        trees.token, trees.parent, target_argmax, path, n_accepted, bonus
+        trees.token, trees.parent, target_argmax, prefix_lens, enabled, *found
     )
-    return path, n_accepted, bonus
+    return found
 
 
 def _build(
@@ -159,11 +198,14 @@ def _build(
     anchor: torch.Tensor,
     logsumexp: torch.Tensor | None,
     calibration: torch.Tensor | None,
+    prefix_lens: torch.Tensor | None,
     max_depth: int,
     *out: torch.Tensor,
 ) -> None:
     if not scores.is_cuda:
-        on_cpu.build(candidate_ids, scores, anchor, logsumexp, calibration, max_depth, *out)
+        on_cpu.build(
+            candidate_ids, scores, anchor, logsumexp, calibration, prefix_lens, max_depth, *out
+        )
         return
     batch, positions, predecessors, candidates = scores.shape
     variant = next(size for size in modules.CANDIDATES if candidates <= size)
@@ -177,6 +219,7 @@ def _build(
         candidate_ids.data_ptr(), scores.data_ptr(), anchor.data_ptr(),
         0 if logsumexp is None else logsumexp.data_ptr(),
         0 if calibration is None else calibration.data_ptr(),
+        0 if prefix_lens is None else prefix_lens.data_ptr(),
         *(tensor.data_ptr() for tensor in out),
         int(candidate_ids.dtype == torch.int64), positions, predecessors, candidates,
         out[0].shape[1] - 1, max_depth,
@@ -184,10 +227,15 @@ def _build(
 
 
 def _accept(
-    token: torch.Tensor, parent: torch.Tensor, target_argmax: torch.Tensor, *out: torch.Tensor
+    token: torch.Tensor,
+    parent: torch.Tensor,
+    target_argmax: torch.Tensor,
+    prefix_lens: torch.Tensor | None,
+    enabled: torch.Tensor | None,
+    *out: torch.Tensor,
 ) -> None:
     if not token.is_cuda:
-        on_cpu.accept(token, parent, target_argmax, *out)
+        on_cpu.accept(token, parent, target_argmax, prefix_lens, enabled, *out)
         return
     launcher = launch.prepare(
         modules.ACCEPT_PATH, "accept_path", block=(modules.ACCEPT_THREADS, 1, 1),
@@ -196,6 +244,8 @@ def _accept(
     batch, rows = token.shape
     launcher(
         (batch, 1, 1), token.data_ptr(), parent.data_ptr(), target_argmax.data_ptr(),
+        0 if prefix_lens is None else prefix_lens.data_ptr(),
+        0 if enabled is None else enabled.data_ptr(),
         *(tensor.data_ptr() for tensor in out), rows, out[0].shape[1],
     )  # fmt: skip
 

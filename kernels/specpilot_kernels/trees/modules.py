@@ -15,7 +15,7 @@ BUILD_THREADS: Final = 256
 ACCEPT_THREADS: Final = 32
 
 _ARCHITECTURES: Final = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-_BUILD: Final = "PPPPPPPPPPPiiiiii"
+_BUILD: Final = "PPPPPPPPPPPPPiiiiii"
 
 
 @cache
@@ -33,7 +33,7 @@ def build_trees(candidates: int) -> KernelModule:
 ACCEPT_PATH: Final = KernelModule(
     name="accept_path",
     source="trees/csrc/accept_path.cu",
-    entries=(Entry("accept_path", "PPPPPPii", 64),),
+    entries=(Entry("accept_path", "PPPPPPPPPPPPii", 64),),
     architectures=_ARCHITECTURES,
 )
 

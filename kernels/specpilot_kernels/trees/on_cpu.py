@@ -23,16 +23,17 @@ def build(
     anchor: torch.Tensor,
     logsumexp: torch.Tensor | None,
     calibration: torch.Tensor | None,
+    prefix_lens: torch.Tensor | None,
     max_depth: int,
     *out: torch.Tensor,
 ) -> None:
-    """Build trees and tables; `out` is token, parent, depth, score, ancestors and tap."""
+    """Build trees and tables; `out` is the tensors of `DeviceTrees`."""
     if logsumexp is None:
         table = None if calibration is None else calibration.numpy()
         edge = edge_log_probs(scores.numpy(), table)
     else:
         edge = marginal_log_probs(scores.numpy(), logsumexp.numpy()[:, :, None])
-    token, parent, depth, score, ancestors, tap = (tensor.numpy() for tensor in out)
+    token, parent, depth, score, ancestors, tap, position = (tensor.numpy() for tensor in out)
     trees = best_first_batch(candidate_ids.numpy(), edge, token.shape[1] - 1, max_depth=max_depth)
     token[:] = anchor.numpy()[:, None]
     parent[:], depth[:], score[:] = _NO_PARENT, -1, -np.inf
@@ -43,6 +44,9 @@ def build(
         token[request, rows], parent[request, rows] = tree.token, tree.parent + 1
         with np.errstate(over="ignore"):  # a sum below float32's range is -inf there
             depth[request, rows], score[request, rows] = tree.depth, tree.score + 0.0  # not -0
+    position[:] = np.maximum(depth, 0)
+    if prefix_lens is not None:
+        position += prefix_lens.numpy()[:, None]
     _tables(parent, ancestors, tap)
 
 
@@ -63,14 +67,28 @@ def _tables(parent: Int32, ancestors: npt.NDArray[np.uint64], tap: Int32) -> Non
 
 
 def accept(
-    token: torch.Tensor, parent: torch.Tensor, target_argmax: torch.Tensor, *out: torch.Tensor
+    token: torch.Tensor,
+    parent: torch.Tensor,
+    target_argmax: torch.Tensor,
+    prefix_lens: torch.Tensor | None,
+    enabled: torch.Tensor | None,
+    *out: torch.Tensor,
 ) -> None:
-    """Follow the target through each tree; `out` is path, n_accepted and bonus."""
-    path, n_accepted, bonus = (tensor.numpy() for tensor in out)
-    path[:], path[:, 0] = -1, 0
+    """Follow the target through each tree; `out` is the fields of `AcceptedPaths`."""
+    path, n_accepted, bonus, committed, place, length, n_committed = (
+        tensor.numpy() for tensor in out
+    )
+    accepts = enabled is None or int(enabled[0]) != 0
+    path[:], committed[:] = -1, 0
+    place[:] = token.shape[1] * np.arange(token.shape[0])[:, None]
+    length[:] = 0 if prefix_lens is None else prefix_lens.numpy()
     for request in range(token.shape[0]):
-        wanted = target_argmax[request].tolist()
+        wanted = target_argmax[request].numpy()
         above = (parent[request, 1:] - 1).tolist()
-        rows = [0, *(node + 1 for node in follow(token[request, 1:].tolist(), above, wanted))]
-        path[request, : len(rows)], n_accepted[request] = rows, len(rows) - 1
-        bonus[request] = wanted[rows[-1]]
+        nodes = follow(token[request, 1:].tolist(), above, wanted.tolist())
+        rows = np.array([0, *(node + 1 for node in nodes)])[: None if accepts else 0]
+        path[request, : rows.size], place[request, : rows.size] = rows, place[request, 0] + rows
+        committed[request, : rows.size] = wanted[rows]
+        n_accepted[request], n_committed[request] = rows.size - 1, rows.size
+        length[request] += rows.size
+        bonus[request] = wanted[rows[-1] if accepts else 0]

@@ -6,13 +6,12 @@ together larger than L2 by far, W12 and cuBLAS in turns.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import torch
 
+from specpilot_kernels.timing import Work, in_turns
 from specpilot_kernels.w12 import gemm
 from specpilot_kernels.w12.shapes import Shape
 from specpilot_kernels.w12.weight import W12Weight
@@ -27,10 +26,7 @@ _LEAST_SUM_ERROR = 2.0**-19
 _LEAST_HALF_STEP = 2.0**-134
 
 _COLD_BYTES = 600 << 20
-_WARM_UP, _REPLAYS = 2, 9
 _JUDGED_CHANNELS = 8192
-
-Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +160,7 @@ def speed(
     rows: tuple[int, ...],
     *,
     copies: int,
-    replays: int = _REPLAYS,
+    replays: int = 9,
 ) -> tuple[Speed, ...]:
     """Time W12 against cuBLAS at each of `rows`, on `copies` of the weights."""
     several = [copy_of(weight) for _ in range(copies)]
@@ -190,45 +186,3 @@ def copy_of(weight: W12Weight) -> W12Weight:
         stored.escape_col, stored.escape_bits,
     )  # fmt: skip
     return W12Weight(parts, weight.scale, weight.escape_ptr, weight.escapes.clone())
-
-
-def in_turns(
-    works: dict[str, list[Work]], replays: int = _REPLAYS, *, warm_up: int = _WARM_UP
-) -> dict[str, float]:
-    """Median seconds of one piece of each work, each in a graph of its own, replayed in turns.
-
-    The first `warm_up` turns do not count.
-    """
-    graphs = {name: captured(pieces) for name, pieces in works.items()}
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(warm_up + replays):
-        for name, graph in graphs.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if turn >= warm_up:
-                times[name].append(begin.elapsed_time(end) / 1e3 / len(works[name]))
-    return {name: statistics.median(several) for name, several in times.items()}
-
-
-def captured(pieces: list[Work]) -> torch.cuda.CUDAGraph:
-    """A graph of the pieces, one after the other."""
-    stream = _capture_stream(torch.cuda.current_device())
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    # Not `torch.cuda.graph`, which collects garbage and empties the allocator every time.
-    with torch.cuda.stream(stream):
-        pieces[0]()
-        stream.synchronize()
-        graph.capture_begin()
-        for piece in pieces:
-            piece()
-        graph.capture_end()
-    return graph
-
-
-@cache
-def _capture_stream(device: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

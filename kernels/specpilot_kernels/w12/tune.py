@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
+from specpilot_kernels.timing import Work, in_turns
 from specpilot_kernels.w12 import gemm, plans, prefill, selfcheck
 from specpilot_kernels.w12.plans import Plan
-from specpilot_kernels.w12.selfcheck import Work
 from specpilot_kernels.w12.shapes import Shape
 from specpilot_kernels.w12.weight import W12Weight
 
@@ -85,5 +85,5 @@ def _prefill_times(x: torch.Tensor, several: list[W12Weight]) -> tuple[float, fl
         "passes": [partial(prefill.in_passes, x, weight, None, out) for weight in several],
         "decoding": [partial(prefill.by_decoding, x, weight, None, out) for weight in several],
     }
-    times = selfcheck.in_turns(works)
+    times = in_turns(works)
     return times["passes"], times["decoding"]

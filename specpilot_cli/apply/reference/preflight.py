@@ -92,7 +92,9 @@ def check_recipe(loaded: LoadedRecipe, settings: ApplySettings) -> CheckedRecipe
     unseen_ids = tokenize(unseen, tokenizer.encode)
     check_lengths(unseen_ids, target.max_positions, loaded.unseen)
     _check_fault(settings.fault, unseen_ids)
-    projection = None if recipe.projection is None else load_step_times(recipe.projection)
+    projection = None
+    if recipe.projection is not None:
+        projection = load_step_times(recipe.projection, where="projection")
     _check_ports(settings.first_port)
     return CheckedRecipe(
         loaded=loaded, settings=settings, tree=tree, source=source, dev=tuple(dev),

@@ -84,7 +84,7 @@ def _find(loaded: LoadedSglangRecipe, key: str, given: str, expected: str | None
                 hint="fetch the model, give a folder, or pip install 'specpilot[hub]'",
             )
         return Model(given, None, profile, f"the model profile {expected} ({config})")
-    shape = shape_of(read_hf_config(config))
+    shape = shape_of(read_hf_config(config, w12=True, any_drafter=True))
     difference = None if profile is None else profile.first_difference(shape)
     if difference is not None:
         raise InputError(

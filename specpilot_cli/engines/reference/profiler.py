@@ -17,8 +17,9 @@ from specpilot_cli.engines.reference.accounting import StepShape, step_work
 from specpilot_cli.engines.reference.peaks import measure_peaks
 from specpilot_cli.engines.reference.scopes import ScopeTimer, cost_of_one_scope, instrument
 from specpilot_cli.engines.reference.spec import SpecConfig
-from specpilot_cli.engines.reference.stepping import BlockStats, StepRunner, cpu_name
+from specpilot_cli.engines.reference.stepping import BlockStats, StepRunner
 from specpilot_cli.errors import InputError
+from specpilot_cli.io.cpu_info import cpu_name
 from specpilot_cli.schema.gpu_profile import ComputeType
 from specpilot_cli.schema.step_profile import (
     DeviceInfo,

@@ -21,7 +21,12 @@ from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.reference.scheduler import DEFAULT_MAX_RUNNING
 from specpilot_cli.engines.reference.spec import EngineResult, SpecConfig
 from specpilot_cli.errors import InputError
-from specpilot_cli.schema.lattice import LatticeMetadata, LatticeRecording, LatticeRequest
+from specpilot_cli.schema.lattice import (
+    LatticeMetadata,
+    LatticeRecording,
+    LatticeRequest,
+    join_ids,
+)
 from specpilot_cli.schema.outputs import OutputRecord
 from specpilot_cli.schema.prompts import Prompt
 from specpilot_cli.ui import Reporter, SilentReporter
@@ -163,6 +168,8 @@ def _assemble(
     assert hashes["target"] is not None
     assert hashes["drafter"] is not None
     counts = [len(part["candidate_ids"]) for part in parts]
+    prompt_ids, prompt_offsets = join_ids(result.prompt_ids for result in results)
+    output_ids, output_offsets = join_ids(result.output_ids for result in results)
     return LatticeRecording(
         metadata=LatticeMetadata(
             mode="dense",
@@ -174,22 +181,14 @@ def _assemble(
             target_sha256=hashes["target"],
             drafter_sha256=hashes["drafter"],
         ),
-        prompt_ids=_joined([result.prompt_ids for result in results]),
-        prompt_offsets=_offsets([len(result.prompt_ids) for result in results]),
-        output_ids=_joined([result.output_ids for result in results]),
-        output_offsets=_offsets([len(result.output_ids) for result in results]),
+        prompt_ids=prompt_ids,
+        prompt_offsets=prompt_offsets,
+        output_ids=output_ids,
+        output_offsets=output_offsets,
         step_request=np.repeat(np.arange(len(counts), dtype=np.int32), counts),
         step_position=np.concatenate([np.arange(count, dtype=np.int64) for count in counts]),
         **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]},
     )
-
-
-def _joined(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
-    return np.concatenate([np.asarray(part, dtype=np.int32) for part in ids])
-
-
-def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def _output(prompt: Prompt, result: EngineResult) -> OutputRecord:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from specpilot_cli.engines.reference.decode import Job
@@ -120,14 +118,3 @@ def _fitting(workload: Workload, context_length: int) -> list[tuple[int, ...]]:
             hint="give shorter prompts",
         )
     return prompts
-
-
-def cpu_name() -> str:
-    """The processor's model name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from specpilot_cli.errors import MachineError
+from specpilot_cli.schema.gpu_profile import ComputeType
 from specpilot_cli.schema.plugin_config import (
     PLUGIN_STATE_KEY,
     Mechanism,
@@ -31,6 +32,8 @@ class ServerFacts:
     """A server's version, model and memory; None where it does not say.
 
     weight_bytes, kv_bytes, graph_bytes: as SGLang measured them; kv_tokens: size of its KV pool.
+    engine: None for SGLang, which does not name itself. draft_tokens: rows verified per request;
+    draft_block: rows drafted. dtype: None unless it is one that a profile can hold.
     """
 
     version: str | None
@@ -44,6 +47,11 @@ class ServerFacts:
     graph_bytes: int | None
     kv_tokens: int | None
     max_requests: int | None
+    engine: str | None = None
+    draft_block: int | None = None
+    dtype: ComputeType | None = None
+    device: str | None = None
+    threads: int | None = None
 
 
 def read_facts(info: Mapping[str, Any]) -> ServerFacts:
@@ -51,6 +59,7 @@ def read_facts(info: Mapping[str, Any]) -> ServerFacts:
     inner = _inner(info)
     memory = inner.get("memory_usage")
     usage = memory if isinstance(memory, Mapping) else {}
+    own = info.get("specpilot")  # the reference engine's
     return ServerFacts(
         version=_text(info, "version"),
         model_path=_text(info, "model_path"),
@@ -63,6 +72,11 @@ def read_facts(info: Mapping[str, Any]) -> ServerFacts:
         graph_bytes=_gib(usage, "graph"),
         kv_tokens=_whole(usage, "token_capacity"),
         max_requests=_whole(inner, "effective_max_running_requests_per_dp"),
+        engine=_text(info, "engine"),
+        draft_block=_whole(info, "speculative_dflash_block_size"),
+        dtype=next((name for name in get_args(ComputeType) if name == info.get("dtype")), None),
+        device=_text(info, "device"),
+        threads=_whole(own, "threads") if isinstance(own, Mapping) else None,
     )
 
 

@@ -7,8 +7,11 @@ process that has imported SGLang, so a job costs seconds and not a server's star
    "requests": [{"rid", "input_ids", "max_new_tokens", "at": step, "abort_at": step,
                  "ignore_eos", "temperature", ...sampling parameters}]}
 
+A request with "follows": rid in place of "at" begins when that one is done, and its prompt is that
+one's prompt and the first "keeps" tokens of its output before the request's own.
+
 One JSON line per job goes to standard output: {"name", "state", "requests": {rid: {"output_ids",
-"accepted": [committed tokens of each of its steps], "cached", "finish"}}, "error"}.
+"accepted": [committed tokens of each of its steps], "cached", "finish", "logprobs"}}, "error"}.
 """
 
 from __future__ import annotations
@@ -105,14 +108,18 @@ def drive(scheduler: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     live: dict[str, Any] = {}
-    step = 0
+    step, began = 0, set[str]()
     scheduler.last_batch = None
     while len(found) < len(requests) or live:
-        for wanted in requests:
-            if wanted.get("at", 0) == step:
-                scheduler.process_input_requests([tokenized(scheduler, wanted)])
+        for wanted in (one for one in requests if one["rid"] not in began):
+            if begins(wanted, step, found):
+                began.add(wanted["rid"])
+                scheduler.process_input_requests(
+                    [tokenized(scheduler, with_prompt(wanted, requests, found))]
+                )
                 for req in scheduler.waiting_queue:
                     live.setdefault(req.rid, req)
+        for wanted in requests:
             if wanted.get("abort_at") == step:
                 scheduler.process_input_requests([AbortReq(rid=wanted["rid"])])
         plan = scheduler.get_next_batch_to_run(
@@ -135,14 +142,7 @@ def drive(scheduler: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
         scheduler.last_batch = batch
         for rid, req in list(live.items()):
             if req.finished():
-                reason = req.finished_reason.to_json()
-                found[rid] = {
-                    "output_ids": list(req.output_ids)[: req.finished_len],
-                    "accepted": req.__dict__.get("test_accepted", []),
-                    "cached": req.cached_tokens,
-                    "finish": reason["type"],
-                    "retractions": req.retraction_count,
-                }
+                found[rid] = answer_of(req)
                 del live[rid]
         step += 1
         if step > 20_000:
@@ -150,12 +150,44 @@ def drive(scheduler: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def answer_of(req: Any) -> dict[str, Any]:
+    """What a finished request got."""
+    return {
+        "output_ids": list(req.output_ids)[: req.finished_len],
+        "accepted": req.__dict__.get("test_accepted", []),
+        "cached": req.cached_tokens,
+        "finish": req.finished_reason.to_json()["type"],
+        "retractions": req.retraction_count,
+        "logprobs": [float(value) for value in req.logprob.output_token_logprobs_val or ()]
+        if req.return_logprob
+        else [],
+    }
+
+
+def begins(wanted: dict[str, Any], step: int, found: dict[str, Any]) -> bool:
+    """Whether a request is sent now."""
+    if "follows" in wanted:
+        return wanted["follows"] in found
+    return wanted.get("at", 0) == step
+
+
+def with_prompt(
+    wanted: dict[str, Any], requests: list[dict[str, Any]], found: dict[str, Any]
+) -> dict[str, Any]:
+    """The request with all of its prompt."""
+    if "follows" not in wanted:
+        return wanted
+    before = next(one for one in requests if one["rid"] == wanted["follows"])
+    output = found[before["rid"]]["output_ids"][: wanted["keeps"]]
+    return {**wanted, "input_ids": [*before["input_ids"], *output, *wanted["input_ids"]]}
+
+
 def tokenized(scheduler: Any, wanted: dict[str, Any]) -> Any:
     """A request as the tokenizer process sends it."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    own = {"rid", "input_ids", "at", "abort_at"}
+    own = {"rid", "input_ids", "at", "abort_at", "follows", "keeps", "logprobs"}
     params = SamplingParams(**{"temperature": 0, **{
         key: value for key, value in wanted.items() if key not in own
     }})  # fmt: skip
@@ -169,7 +201,7 @@ def tokenized(scheduler: Any, wanted: dict[str, Any]) -> Any:
         mm_inputs=None,
         token_type_ids=None,
         sampling_params=params,
-        return_logprob=False,
+        return_logprob=wanted.get("logprobs", False),
         logprob_start_len=-1,
         top_logprobs_num=0,
         token_ids_logprob=None,

@@ -68,6 +68,7 @@ class Answer:
     cached: int
     finish: str
     retractions: int
+    logprobs: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def _done(answer: dict[str, Any]) -> Done:
     answers = {
         rid: Answer(
             tuple(one["output_ids"]), tuple(one["accepted"]), one["cached"], one["finish"],
-            one["retractions"],
+            one["retractions"], tuple(one["logprobs"]),
         )
         for rid, one in answer["requests"].items()
     }  # fmt: skip

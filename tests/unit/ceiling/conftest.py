@@ -54,6 +54,8 @@ def _profile_dict(**changes: Any) -> dict[str, Any]:
         ],
         "source": "made up for a test",
     }
+    if changes.get("mode") == "ar":
+        data["tau"] = 1.0
     return data | changes
 
 

@@ -49,9 +49,10 @@ def test_h200_has_both_bandwidths_and_defaults_to_the_data_sheet():
     assert peaks.bandwidth().value == 4.8e12
     measured = peaks.as_measured()
     assert measured is not None
-    assert measured.bandwidth().value == 4.57e12
-    # No measured arithmetic rate: the data sheet's is used, and says so.
-    assert measured.compute("bfloat16").kind == "datasheet"
+    assert measured.bandwidth().value == 4.204e12
+    assert measured.compute("bfloat16").value == 669.6e12
+    # No measured rate of eight-bit products: the data sheet's is used, and says so.
+    assert measured.compute("float8").kind == "datasheet"
     assert measured.as_measured() is None
 
 

@@ -120,3 +120,32 @@ def test_bad_input_exits_2(
     path = str(lattice())
     assert main(["diagnose", *(item.format(lattice=path) for item in arguments)]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", '{"text_config": 5}'), ("config.json", '{"text_config": [1]}'),
+        ("config.json", "[1]"), ("config.json", "5"), ("tokenizer.json", "[1]"),
+    ],
+)  # fmt: skip
+def test_a_target_folder_with_another_document_is_refused_by_file(
+    lattice: Callable[..., Path], target_folder: Callable[..., Path], name: str, text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    folder = target_folder()
+    (folder / name).write_text(text)
+    assert main(["diagnose", str(lattice()), "--target", str(folder), "--no-hash"]) == 2
+    told = capsys.readouterr().err
+    assert str(folder / name) in told
+    assert "hint:" in told
+
+
+@pytest.mark.parametrize("tokens", ["5", '{"a": 1}', '[5, {"content": "x", "id": 1e40}]'])
+def test_added_tokens_of_another_form_are_none(
+    lattice: Callable[..., Path], target_folder: Callable[..., Path], tokens: str
+) -> None:
+    folder = target_folder()
+    (folder / "tokenizer.json").write_text(f'{{"added_tokens": {tokens}}}')
+    command = ["diagnose", str(lattice()), "--target", str(folder), "--no-hash"]
+    assert main([*command, "--exit-zero"]) == 0

@@ -172,7 +172,7 @@ def test_a_drafters_configuration_may_say_little(tmp_path: Path, recorded: Recor
     assert (facts.block, facts.mask_token_id, facts.target_layer_ids) == (8, None, ())
     assert identity.configuration(recorded(), None, facts).state == "clear"
     (tmp_path / "config.json").write_text('{"target_layer_ids": ["one"]}')
-    with pytest.raises(InputError, match="whole numbers"):
+    with pytest.raises(InputError, match="no list of layers"):
         read_drafter(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(InputError, match="not a JSON object"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specpilot_cli.engines import http_parts, wire
+from specpilot_cli.engines import http_parts, replies, wire
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
 from specpilot_cli.errors import InputError, MachineError, MeasurementInvalid
@@ -53,7 +53,7 @@ def test_a_good_url_is_kept(url: str, base: str) -> None:
 )  # fmt: skip
 def test_what_is_no_json_object_voids_the_measurement(raw: bytes) -> None:
     with pytest.raises(MeasurementInvalid) as caught:
-        wire.decode_json(raw, "r-1")
+        replies.decode_json(raw, "r-1")
     assert "r-1" in str(caught.value)
 
 
@@ -82,6 +82,61 @@ def test_a_malformed_row_of_log_probabilities_voids_the_measurement(row: Any) ->
     request = GenerateRequest("r-1", (1,), 2, top_logprobs=1)
     with pytest.raises(MeasurementInvalid, match="log-probability"):
         wire.parse_generation(assembler.finish(), request, wire.Arrival(0.0, 1.0, 2.0))
+
+
+_HUGE = 10**400  # no float holds it
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("spec_verify_ct", _HUGE), ("cached_tokens", _HUGE), ("prompt_tokens", 2**31),
+     ("spec_verify_ct", -1), ("cached_tokens", 1.5)],
+)  # fmt: skip
+def test_a_count_that_is_none_voids_the_measurement(key: str, value: Any) -> None:
+    reply = json.loads(_chunk(**{key: value}))
+    with pytest.raises(MeasurementInvalid, match=f"{key}` is .*, not a count") as caught:
+        wire.parse_generation(reply, GenerateRequest("r-1", (1,), 2), wire.Arrival(0.0, 1.0, 2.0))
+    assert len(caught.value.message) < 120
+
+
+@pytest.mark.parametrize("token", [2**31, 10**30, -1, True, 5.0, None])
+def test_what_cannot_be_a_token_id_voids_the_measurement(token: Any) -> None:
+    assembler = wire.StreamAssembler("r-1", 2)
+    with pytest.raises(MeasurementInvalid, match="no token id"):
+        assembler.add(json.dumps({"output_ids": [5, token], "meta_info": {}}).encode())
+
+
+@pytest.mark.parametrize(
+    ("own", "top"),
+    [([-_HUGE, 7], [-0.1, 7]), ([-1.0, 7], [-_HUGE, 8]), ([-1.0, 7], [-0.1, 10**30]),
+     ([-1.0, 7], [-0.1, -1]), ([0.5, 7], [0.6, 8]), ([-1.0, 7], [-2.0, 8]),
+     ([float("-inf"), 7], [-0.1, 8]), ([-1.0, 8], [-0.1, 8])],
+)  # fmt: skip
+def test_scores_that_no_scorer_gives_void_the_measurement(own: Any, top: Any) -> None:
+    meta = {"input_token_logprobs": [[None, 5], own], "input_top_logprobs": [None, [top]]}
+    with pytest.raises(MeasurementInvalid):
+        wire.parse_scores({"meta_info": meta}, (5, 7), 1, request_id="r-1")
+
+
+def test_what_a_message_shows_of_a_reply_is_short() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    for value in (deep, "x" * 10**6, [1] * 10**6, _HUGE):
+        assert len(replies.shown(value)) < 120
+    reason = {"type": "abort", "message": "m" * 10**6}
+    with pytest.raises(MeasurementInvalid) as caught:
+        replies.finish_type({"finish_reason": reason}, "r-1")
+    assert len(caught.value.message) < 300
+
+
+def test_a_description_nested_too_deeply_is_refused() -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"specpilot": ' + b"[" * levels + b"]" * levels + b"}"
+
+    assert replies.decode_description(nested(60), "info")
+    with pytest.raises(MeasurementInvalid, match="nested over 64 levels"):
+        replies.decode_description(nested(400), "info")
 
 
 ENDLESS: dict[str, tuple[Callable[[HttpEngine], object], type[Exception]]] = {

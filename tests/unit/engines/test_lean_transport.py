@@ -57,9 +57,10 @@ def test_a_broken_chunk_is_refused(raw: bytes) -> None:
         _Body(CHUNKED, empty=False).feed(raw)
 
 
-def test_a_length_that_is_no_number_is_refused() -> None:
+@pytest.mark.parametrize("length", [b"many", b"-5", b"", b"9" * 5000])
+def test_a_length_that_is_no_number_is_refused(length: bytes) -> None:
     with pytest.raises(httpx.RemoteProtocolError, match="no number"):
-        _Body([(b"content-length", b"many")], empty=False)
+        _Body([(b"content-length", length)], empty=False)
 
 
 def fetch(url: str, count: int = 1, keepalive_s: float = 5.0, pause_s: float = 0.0) -> list[bytes]:
@@ -144,6 +145,7 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nCLOSE", "without sending"),
         (b"CLOSE", "before answering"),
         (b"SSH-2.0-x\r\n\r\nCLOSE", "illegal status line"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 50 + FIXED, "without end"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\nCLOSE", "illegal header line"),
         (b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"CLOSE", "too long"),
     ],

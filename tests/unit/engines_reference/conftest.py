@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from safetensors.torch import save_file
 
 from specpilot_cli.engines.base import GenerateRequest
+from specpilot_cli.engines.process import bind_port
 from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig
 from specpilot_cli.engines.reference.drafter import Drafter, LatticeBatch
 from specpilot_cli.engines.reference.engine import ReferenceEngine
 from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.model import TargetModel
+from specpilot_cli.engines.reference.server import ReferenceServer, ServerOptions
 from specpilot_cli.engines.reference.spec import SpecConfig
 
 VOCAB = 320
@@ -221,3 +227,33 @@ class KnowingDrafter:
 def knowing_drafter() -> type[KnowingDrafter]:
     """The class, to be put in an engine's `drafter`."""
     return KnowingDrafter
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Callable[..., httpx.Client]]:
+    """Starts a server for an engine in this process, its options as given; a client bound to it."""
+    stops: list[Callable[[], None]] = []
+
+    def start(engine: Any, **options: Any) -> httpx.Client:
+        bound = bind_port(0)
+        port = bound.getsockname()[1]
+        app = ReferenceServer(engine, ServerOptions(port=port, **options)).app()
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
+
+        def stop() -> None:
+            client.close()
+            server.should_exit = True
+            thread.join(10)
+
+        stops.append(stop)
+        deadline = time.monotonic() + 60
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return client
+
+    yield start
+    for stop in stops:
+        stop()

@@ -4,58 +4,24 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.engines.http_client import HttpEngine
-from specpilot_cli.engines.process import bind_port
 from specpilot_cli.engines.reference.faults import LogitFault
-from specpilot_cli.engines.reference.server import ReferenceServer, ServerOptions
 
 PROMPT = list(range(3, 20))
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
 
 Client = httpx.Client
 Serve = Callable[[Any], Client]
-
-
-@pytest.fixture(scope="module")
-def serve() -> Iterator[Serve]:
-    """Starts a server for an engine in this process; returns a client bound to it."""
-    stops: list[Callable[[], None]] = []
-
-    def start(engine: Any) -> Client:
-        bound = bind_port(0)
-        port = bound.getsockname()[1]
-        app = ReferenceServer(engine, ServerOptions(port=port)).app()
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        client = Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False)
-
-        def stop() -> None:
-            client.close()
-            server.should_exit = True
-            thread.join(10)
-
-        stops.append(stop)
-        deadline = time.monotonic() + 60
-        while not server.started and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return client
-
-    yield start
-    for stop in stops:
-        stop()
 
 
 @pytest.fixture(scope="module")

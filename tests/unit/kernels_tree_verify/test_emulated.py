@@ -7,6 +7,7 @@ real ones.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from specpilot_kernels.tree_verify import (  # noqa: E402
     gdn_reference,
     modules,
 )
-from specpilot_kernels.tree_verify.commit import GdnCommit  # noqa: E402
+from specpilot_kernels.tree_verify.commit import GdnCommit, Keep  # noqa: E402
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord  # noqa: E402
 from specpilot_kernels.tree_verify.verify import gdn_tree_verify  # noqa: E402
 
@@ -133,7 +134,9 @@ def test_chains_have_the_bits_of_the_stock_order(dim: int) -> None:
     assert same_bits(case.states[case.slot[0], 0], state)
 
 
-def commit(case: Case, record: ReplayRecord, paths: list[list[int]]) -> None:
+def commit(
+    case: Case, record: ReplayRecord, paths: list[list[int]], keep: Keep | None = None
+) -> None:
     """Replay in place, through the launcher."""
     longest = max(map(len, paths)) + 2
     padded = [path + [-1] * (longest - len(path)) for path in paths]
@@ -141,8 +144,39 @@ def commit(case: Case, record: ReplayRecord, paths: list[list[int]]) -> None:
     of_model._layers = of_model._table()
     of_model(
         case.slot, torch.tensor(padded, dtype=torch.int32),
-        torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32),
+        torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32), keep=keep,
     )  # fmt: skip
+
+
+def test_states_on_the_way_are_those_of_a_shorter_path() -> None:
+    """Bit for bit, in other slots. With 6, 5 and 60 tokens before, a multiple of 8 is passed."""
+    paths = [[0, 1, 2, 3], [0, 1, 2, 3, 4, 5], [0], [0, 1, 2], [], [0, 1, 2, 3, 4, 5]]
+    lengths, kept_rows = [6, 5, 8, 4, 7, 60], {0: 2, 1: 3, 5: 4}
+    case = make([chain(6)] * 6, shape=SMALL, slots=12)
+    record = verify(case, "path").record
+    others = [slot for slot in range(12) if slot not in case.slot.tolist()]
+    slots = torch.tensor(others)
+    keep = Keep(slots, torch.tensor(lengths), 8)
+    before = case.states.clone(), case.windows.clone()
+    plain = replace(case, states=before[0].clone(), windows=before[1].clone())
+    commit(plain, record, paths)
+    commit(case, record, paths, keep)
+    for request in range(6):
+        slot, other = case.slot[request], others[request]
+        assert same_bits(case.states[slot], plain.states[slot])
+        assert same_bits(case.windows[slot], plain.windows[slot])
+        short = replace(case, states=before[0].clone(), windows=before[1].clone())
+        if request in kept_rows:
+            commit(short, record, [path[: kept_rows[request]] for path in paths])
+            assert same_bits(case.states[other], short.states[slot])
+            assert same_bits(case.windows[other], short.windows[slot])
+        else:
+            assert same_bits(case.states[other], before[0][other])
+            assert same_bits(case.windows[other], before[1][other])
+    nowhere = replace(case, states=before[0].clone(), windows=before[1].clone())
+    commit(nowhere, record, paths, Keep(torch.full((6,), -1), keep.length, 8))
+    assert same_bits(nowhere.states, plain.states)
+    assert same_bits(nowhere.windows, plain.windows)
 
 
 def test_commit_replays_each_requests_path() -> None:

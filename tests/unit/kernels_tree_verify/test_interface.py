@@ -17,7 +17,7 @@ from specpilot_kernels.tree_verify import (  # noqa: E402
     modules,
     stock,
 )
-from specpilot_kernels.tree_verify.commit import GdnCommit  # noqa: E402
+from specpilot_kernels.tree_verify.commit import GdnCommit, Keep  # noqa: E402
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord, tables  # noqa: E402
 from specpilot_kernels.tree_verify.verify import gdn_tree_verify  # noqa: E402
 
@@ -65,6 +65,29 @@ def test_decoding_row_by_row_is_a_verified_chain() -> None:
     )
     assert torch.equal(whole.states, step.states)
     assert torch.equal(whole.windows, step.windows)
+
+
+def test_states_on_the_way_to_the_end_of_a_path() -> None:
+    """At 16 tokens, of 13 before and 5 committed; the other request's slot is nobody's."""
+    case = make([chain(6), chain(6)], shape=SHAPE, slots=5)
+    record = ReplayRecord.allocate(SHAPE, 2, 6, "cpu")
+    run(case, record, method="path")
+    path = torch.tensor([[0, 1, 2, 3, 4], [0, 1, 2, -1, -1]], dtype=torch.int32)
+    count = torch.tensor([4, 2], dtype=torch.int32)
+    free = next(slot for slot in range(5) if slot not in case.slot.tolist())
+    keep = Keep(torch.tensor([free, 5]), torch.tensor([13, 15]), 16)
+    short = replace(case, states=case.states.clone(), windows=case.windows.clone())
+    plain = replace(case, states=case.states.clone(), windows=case.windows.clone())
+    GdnCommit([record], [short.states], [short.windows])(case.slot, path[:, :3].contiguous(),
+                                                         torch.tensor([2, 2]).int())  # fmt: skip
+    GdnCommit([record], [plain.states], [plain.windows])(case.slot, path, count)
+    GdnCommit([record], [case.states], [case.windows])(case.slot, path, count, keep=keep)
+    for ours, theirs, three in (
+        (case.states, plain.states, short.states), (case.windows, plain.windows, short.windows)
+    ):  # fmt: skip
+        assert torch.equal(ours[free], three[case.slot[0]])
+        others = [slot for slot in range(5) if slot != free]
+        assert torch.equal(ours[others], theirs[others])
 
 
 def test_record_of_the_27b_shape_is_small() -> None:
@@ -153,6 +176,11 @@ def test_a_commit_wants_layers_of_one_kind() -> None:
         commit(two, two[:, None].int(), two.int())
     with pytest.raises(ValueError, match="path must be int32"):
         commit(case.slot, two[:1, None], two[:1].int())
+    one = two[:1, None].int(), two[:1].int()
+    with pytest.raises(ValueError, match=r"keep\.slot must be int64 \[1\]"):
+        commit(case.slot, *one, keep=Keep(two, two[:1], 64))
+    with pytest.raises(ValueError, match="every 0 tokens"):
+        commit(case.slot, *one, keep=Keep(two[:1], two[:1], 0))
 
 
 def test_shared_memory_fits_a_hopper_block() -> None:

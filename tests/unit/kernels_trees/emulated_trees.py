@@ -12,26 +12,26 @@ from tree_cases import poisoned, tensors_of
 
 from specpilot_kernels.registry import KernelModule
 from specpilot_kernels.trees import modules
-from specpilot_kernels.trees.gpu import DeviceTrees
+from specpilot_kernels.trees.gpu import AcceptedPaths, DeviceTrees
 
 THREADS = 64  # fewer than on a GPU: two warps meet every barrier, and a row is a loop of several
 
 _BUILD_DRIVER = """
 #include "gpu_emulator.h"
 KERNEL
-static void* pointer[11];
+static void* pointer[13];
 static int number[6];
 
 // 1: the kernel wrote beyond its shared memory.
 extern "C" int run(void** pointers, const int* numbers, int requests, int dynamic_bytes) {
-  std::copy(pointers, pointers + 11, pointer);
+  std::copy(pointers, pointers + 13, pointer);
   std::copy(numbers, numbers + 6, number);
   emulator::kernel = [] {
     build_trees(pointer[0], (const float*)pointer[1], (const i64*)pointer[2],
-                (const float*)pointer[3], (const double*)pointer[4], (i64*)pointer[5],
-                (int*)pointer[6], (int*)pointer[7], (float*)pointer[8], (u64*)pointer[9],
-                (int4*)pointer[10], number[0], number[1], number[2], number[3], number[4],
-                number[5]);
+                (const float*)pointer[3], (const double*)pointer[4], (const i64*)pointer[5],
+                (i64*)pointer[6], (int*)pointer[7], (int*)pointer[8], (float*)pointer[9],
+                (u64*)pointer[10], (int4*)pointer[11], (i64*)pointer[12], number[0], number[1],
+                number[2], number[3], number[4], number[5]);
   };
   for (int i = 0; i < requests; ++i) {
     emulator::run_cta(i, THREADS, dynamic_bytes);
@@ -45,15 +45,17 @@ extern "C" int run(void** pointers, const int* numbers, int requests, int dynami
 _ACCEPT_DRIVER = """
 #include "gpu_emulator.h"
 KERNEL
-static void* pointer[6];
+static void* pointer[12];
 static int number[2];
 
 extern "C" int run(void** pointers, const int* numbers, int requests) {
-  std::copy(pointers, pointers + 6, pointer);
+  std::copy(pointers, pointers + 12, pointer);
   std::copy(numbers, numbers + 2, number);
   emulator::kernel = [] {
     accept_path((const i64*)pointer[0], (const int*)pointer[1], (const i64*)pointer[2],
-                (int*)pointer[3], (int*)pointer[4], (i64*)pointer[5], number[0], number[1]);
+                (const i64*)pointer[3], (const int*)pointer[4], (int*)pointer[5],
+                (int*)pointer[6], (i64*)pointer[7], (i64*)pointer[8], (i64*)pointer[9],
+                (i64*)pointer[10], (int*)pointer[11], number[0], number[1]);
   };
   for (int i = 0; i < requests; ++i) emulator::run_cta(i, 32, 0);
   return 0;
@@ -79,6 +81,7 @@ class EmulatedTrees:
         max_depth: int | None = None,
         logsumexp: torch.Tensor | None = None,
         calibration: torch.Tensor | None = None,
+        prefix_lens: torch.Tensor | None = None,
     ) -> DeviceTrees:
         """Build into poisoned outputs."""
         batch, positions, predecessors, candidates = scores.shape
@@ -86,7 +89,7 @@ class EmulatedTrees:
         cap = positions if max_depth is None else min(max_depth, positions)
         out = poisoned(DeviceTrees.empty(batch, n_nodes, cap, torch.device("cpu")))
         status = self._builder(variant).run(
-            _pointers([candidate_ids, scores, anchor, logsumexp, calibration,
+            _pointers([candidate_ids, scores, anchor, logsumexp, calibration, prefix_lens,
                        *tensors_of(out).values()]),
             _numbers([candidate_ids.dtype == torch.int64, positions, predecessors, candidates,
                       n_nodes, cap]),
@@ -97,16 +100,21 @@ class EmulatedTrees:
         return out
 
     def accept(
-        self, trees: DeviceTrees, target: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self,
+        trees: DeviceTrees,
+        target: torch.Tensor,
+        prefix_lens: torch.Tensor | None = None,
+        enabled: torch.Tensor | None = None,
+    ) -> AcceptedPaths:
         """Accept into poisoned outputs."""
         batch, rows = trees.token.shape
-        path = torch.full((batch, trees.max_depth + 1), 77, dtype=torch.int32)
-        n_accepted = torch.full((batch,), 77, dtype=torch.int32)
-        bonus = torch.full((batch,), 77, dtype=torch.int64)
-        given = [trees.token, trees.parent, target, path, n_accepted, bonus]
-        assert self._accept.run(_pointers(given), _numbers([rows, path.shape[1]]), batch) == 0
-        return path, n_accepted, bonus
+        width = trees.max_depth + 1
+        out = AcceptedPaths.empty(batch, width, torch.device("cpu"))
+        for tensor in out:
+            tensor.fill_(77)
+        given = [trees.token, trees.parent, target, prefix_lens, enabled, *out]
+        assert self._accept.run(_pointers(given), _numbers([rows, width]), batch) == 0
+        return out
 
     def _builder(self, variant: int) -> ctypes.CDLL:
         if variant not in self._builders:

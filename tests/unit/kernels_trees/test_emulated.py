@@ -40,8 +40,9 @@ def test_trees_of_every_kind_of_lattice(emulated: EmulatedTrees, kind: str) -> N
     for seed, (shape, n_nodes) in enumerate(
         [((3, 15, 16, 16), 32), ((1, 15, 16, 16), 63), ((2, 7, 5, 5), 33), ((2, 4, 2, 2), 128)]
     ):
-        given = lattice(seed, kind, shape)
-        assert_same(emulated.build(*given, n_nodes), build_trees(*given, n_nodes))
+        given, prefix_lens = lattice(seed, kind, shape), torch.arange(shape[0]) << 33
+        found = emulated.build(*given, n_nodes, prefix_lens=prefix_lens)
+        assert_same(found, build_trees(*given, n_nodes, prefix_lens=prefix_lens))
 
 
 def test_every_number_of_candidates(emulated: EmulatedTrees) -> None:
@@ -141,7 +142,9 @@ def test_accepted_paths(emulated: EmulatedTrees, n_nodes: int, agree: float) -> 
         shape = (4, 12, 6, 6) if seed else (4, 3, 2, 2)  # the small one cannot fill the rows
         trees = build_trees(*lattice(seed, kind, shape), n_nodes)
         target = target_choices(seed, trees.token, trees.parent, agree=agree)
-        for found, wanted in zip(
-            emulated.accept(trees, target), accept_path(trees, target), strict=True
-        ):
-            assert torch.equal(found, wanted)
+        prefix_lens = torch.tensor([5, 0, 1 << 40, 77]) if seed % 2 else None
+        for switch in (None, 1, 0):
+            enabled = None if switch is None else torch.tensor([switch], dtype=torch.int32)
+            found = emulated.accept(trees, target, prefix_lens, enabled)
+            wanted = accept_path(trees, target, prefix_lens=prefix_lens, enabled=enabled)
+            assert all(map(torch.equal, found, wanted))

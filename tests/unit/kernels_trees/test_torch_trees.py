@@ -25,7 +25,7 @@ from specpilot_kernels.trees import (
     row_tokens,
     walk_accepted,
 )
-from specpilot_kernels.trees.gpu import DeviceTrees, accept_path, build_trees
+from specpilot_kernels.trees.gpu import AcceptedPaths, DeviceTrees, accept_path, build_trees
 
 B, L, K, N = 3, 6, 5, 70
 
@@ -46,7 +46,9 @@ def assert_rows(trees: DeviceTrees, request: int, tree: Tree, anchor: int) -> No
 @pytest.mark.parametrize("max_depth", [None, 2])
 def test_rows_are_the_builders_nodes(max_depth: int | None) -> None:
     ids, scores, anchor = lattice(0, "smooth", (B, L, K, K))
-    trees = build_trees(ids, scores, anchor, N, max_depth=max_depth)
+    prefix_lens = torch.tensor([9, 0, 1 << 40])
+    trees = build_trees(ids, scores, anchor, N, max_depth=max_depth, prefix_lens=prefix_lens)
+    assert torch.equal(trees.position, prefix_lens[:, None] + trees.depth.clamp_min(0))
     for request in range(B):
         edge = edge_log_probs(scores[request].numpy())
         tree = best_first(ids[request].numpy(), edge, N, max_depth=max_depth)
@@ -84,8 +86,9 @@ def test_taps_are_the_last_four_inputs_of_a_path() -> None:
 def test_accepted_rows_are_those_of_the_walk() -> None:
     trees = build_trees(*lattice(3, "smooth", (B, L, K, K)), N)
     target = target_choices(3, trees.token, trees.parent, agree=0.9)
-    path, n_accepted, bonus = accept_path(trees, target)
-    assert path.shape == (B, L + 1)
+    prefix_lens = torch.tensor([7, 0, 123_456])
+    found = accept_path(trees, target, prefix_lens=prefix_lens)
+    assert found.path.shape == (B, L + 1)
     for request in range(B):
         tree = Tree(
             trees.token[request, 1:].numpy().astype(np.int32),
@@ -94,11 +97,29 @@ def test_accepted_rows_are_those_of_the_walk() -> None:
             trees.score[request, 1:].numpy().astype(np.float64),
         )
         nodes, wanted = walk_accepted(tree, target[request].numpy())
-        assert n_accepted[request] == nodes.size > 0
-        assert path[request].tolist() == [0, *(nodes + 1), *[-1] * (L - nodes.size)]
-        assert bonus[request] == wanted
-        committed = target[request, path[request, : nodes.size + 1].long()].tolist()
-        assert committed == [*tree.token[nodes], wanted]
+        rest = L - nodes.size
+        assert found.n_accepted[request] == nodes.size > 0
+        assert found.n_committed[request] == nodes.size + 1
+        assert found.length[request] == prefix_lens[request] + nodes.size + 1
+        assert found.path[request].tolist() == [0, *(nodes + 1), *[-1] * rest]
+        assert found.bonus[request] == wanted
+        assert found.committed[request].tolist() == [*tree.token[nodes], wanted, *[0] * rest]
+        rows = found.place[request] - request * (N + 1)
+        assert rows.tolist() == [0, *(nodes + 1), *[0] * rest]
+
+
+def test_nothing_is_accepted_where_that_is_switched_off() -> None:
+    trees = build_trees(*lattice(3, "smooth", (B, L, K, K)), N)
+    target = target_choices(3, trees.token, trees.parent, agree=0.9)
+    prefix_lens, off = torch.arange(B), torch.zeros(1, dtype=torch.int32)
+    found = accept_path(trees, target, prefix_lens=prefix_lens, enabled=off)
+    assert (found.path == -1).all()
+    assert (found.committed == 0).all()
+    assert found.n_accepted.tolist() == [-1] * B
+    assert found.n_committed.tolist() == [0] * B
+    assert torch.equal(found.length, prefix_lens)
+    on = accept_path(trees, target, prefix_lens=prefix_lens, enabled=off + 1)
+    assert all(map(torch.equal, on, accept_path(trees, target, prefix_lens=prefix_lens)))
 
 
 def test_calibration_divides_and_adds_per_position() -> None:
@@ -123,7 +144,7 @@ def test_given_memory_is_filled() -> None:
     assert_same(out, fresh)
     target = target_choices(5, fresh.token, fresh.parent, agree=0.5)
     wanted = accept_path(fresh, target)
-    room = tuple(torch.full_like(tensor, 77) for tensor in wanted)
+    room = AcceptedPaths(*(torch.full_like(tensor, 77) for tensor in wanted))
     accept_path(fresh, target, out=room)
     assert all(map(torch.equal, room, wanted))
 
@@ -171,8 +192,12 @@ def test_a_target_that_does_not_fit_is_named() -> None:
     trees = build_trees(*lattice(8, "smooth", (B, L, K, K)), N)
     with pytest.raises(ValueError, match="target_argmax is"):
         accept_path(trees, trees.token[:, 1:])
-    with pytest.raises(ValueError, match="out is"):
+    with pytest.raises(ValueError, match=r"out\.path is"):
         accept_path(replace(trees, max_depth=2), trees.token, out=accept_path(trees, trees.token))
+    with pytest.raises(ValueError, match="prefix_lens is"):
+        accept_path(trees, trees.token, prefix_lens=torch.zeros(B, dtype=torch.int32))
+    with pytest.raises(ValueError, match="enabled is"):
+        accept_path(trees, trees.token, enabled=torch.zeros((), dtype=torch.int32))
 
 
 @pytest.mark.parametrize(("temperature", "recall"), [(0.0, [1.0]), (1.0, [0.0]), (1.0, [1.1])])

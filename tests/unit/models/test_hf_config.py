@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from specpilot_cli.errors import InputError
+from specpilot_cli.models.coverage import FAMILIES
 from specpilot_cli.models.hf_config import profile_of_config, read_hf_config
 from specpilot_cli.models.shapes import head, projections
-from specpilot_cli.schema.model_profile import AttentionShape, ExpertsShape
+from specpilot_cli.models.work import kv_bytes, state_bytes
+from specpilot_cli.schema.model_profile import AttentionShape, ExpertsShape, ModelProfile
 
-BASE: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 128,
 }  # fmt: skip
@@ -21,23 +24,40 @@ GDN = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
     "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "full_attention_interval": 4,
 }  # fmt: skip
-NO_DIM = {key: value for key, value in BASE.items() if key != "head_dim"}
+BASE = SIZES | {"model_type": "llama"}
+NO_DIM = {key: value for key, value in SIZES.items() if key != "head_dim"}
+FINE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+COARSE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+WIDE = {"global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+# What each family is tried with, beside `SIZES`; windows where the family has them.
 MODELS: dict[str, dict[str, Any]] = {
-    "llama": BASE,
-    "qwen3": BASE,
-    "mistral": BASE | {"sliding_window": 16},
-    "qwen3_moe": BASE | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-                         "decoder_sparse_step": 2},
-    "mixtral": BASE | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen2_moe": NO_DIM | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-                           "shared_expert_intermediate_size": 80},
-    "gpt_oss": BASE | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "qwen3_5_text": BASE | GDN,
-    "muse_glimmer_text": BASE | {"eos_token_id": 1, "bos_token_id": 2},
-    "gemma3_text": BASE | {"num_hidden_layers": 12},
-    "gemma4_text": BASE | {"num_hidden_layers": 6, "global_head_dim": 64,
-                           "num_global_key_value_heads": 1, "attention_k_eq_v": True,
-                           "hidden_size_per_layer_input": 0},
+    **dict.fromkeys((
+        "cohere2", "cwm", "ernie4_5", "exaone", "gemma", "gemma2", "glm", "glm4", "internlm3",
+        "llama", "ministral3", "olmo3", "qwen3", "qwen3_vl_text", "seed_oss",
+    ), SIZES),
+    **dict.fromkeys((
+        "cohere", "exaone4", "granite", "olmo", "olmo2", "phi3", "qwen2", "qwen2_5_vl_text",
+        "qwen2_vl_text", "smollm3", "stablelm",
+    ), NO_DIM),
+    "mistral": SIZES | {"sliding_window": 16},
+    "qwen3_moe": SIZES | FINE | {"decoder_sparse_step": 2},
+    "qwen3_vl_moe_text": SIZES | FINE | {"mlp_only_layers": [1]},
+    "glm4_moe": SIZES | FINE | {"n_routed_experts": 8, "n_shared_experts": 2,
+                                "first_k_dense_replace": 1},
+    "mixtral": SIZES | COARSE,
+    "minimax_m2": SIZES | COARSE,
+    "phimoe": NO_DIM | COARSE,
+    "granitemoe": NO_DIM | COARSE,
+    "olmoe": NO_DIM | {"num_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": NO_DIM | FINE | {"shared_expert_intermediate_size": 80},
+    "qwen3_next": SIZES | GDN | FINE | {"shared_expert_intermediate_size": 80},
+    "qwen3_5_moe_text": SIZES | GDN | FINE | {"shared_expert_intermediate_size": 80},
+    "gpt_oss": SIZES | COARSE,
+    "qwen3_5_text": SIZES | GDN,
+    "muse_glimmer_text": SIZES | {"eos_token_id": 1, "bos_token_id": 2},
+    "gemma3_text": SIZES | {"num_hidden_layers": 12},
+    "gemma4_text": SIZES | WIDE | {"num_hidden_layers": 6, "hidden_size_per_layer_input": 0},
+    "gemma4_unified_text": SIZES | WIDE | {"num_hidden_layers": 6},
 }  # fmt: skip
 
 
@@ -51,13 +71,20 @@ def transformers() -> Any:
     return pytest.importorskip("transformers")
 
 
+def test_every_family_is_tried() -> None:
+    # Muse-Glimmer's checkpoints say the name of the whole model; its text part is the family.
+    assert set(MODELS) == FAMILIES - {"muse_glimmer"}
+
+
 @pytest.mark.parametrize("model_type", MODELS)
 def test_weights_are_those_of_the_model_that_transformers_builds(
     transformers: Any, model_type: str
 ) -> None:
     import torch
 
-    config = transformers.AutoConfig.for_model(model_type, **MODELS[model_type])
+    # This padding token lies outside of so small a vocabulary in some families.
+    settings = MODELS[model_type] | {"pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(model_type, **settings)
     with torch.device("meta"):
         try:
             model = transformers.AutoModelForCausalLM.from_config(config)
@@ -70,9 +97,59 @@ def test_weights_are_those_of_the_model_that_transformers_builds(
         and weight.ndim > 1
         # Convolutions, biases and a single row are no matrices that a step's bytes are made of.
         and not any(part in name for part in ("conv1d", "bias", "shared_expert_gate"))
+        and weight.shape[-1] != 1
+        and not name.endswith("norm.weight")
     )
-    profile = profile_of_config(json.loads(config.to_json_string()), name="m", where="config.json")
+    document = json.loads(config.to_json_string())
+    profile = profile_of_config(document, name="m", where="config.json")
     assert sum(item.weights for item in projections(profile)) == expected
+    assert _kinds(profile) == Counter(getattr(config, "layer_types", None) or _plain(config))
+
+
+def _kinds(profile: ModelProfile) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for group in profile.layers:
+        mixer = group.mixer
+        if not isinstance(mixer, AttentionShape):
+            kind = "linear_attention"
+        else:
+            kind = "full_attention" if mixer.window is None else "sliding_attention"
+        found[kind] += group.count.value
+    return found
+
+
+def _plain(config: Any) -> list[str]:
+    windowed = getattr(config, "sliding_window", None) is not None
+    windowed &= getattr(config, "use_sliding_window", True)
+    return ["sliding_attention" if windowed else "full_attention"] * config.num_hidden_layers
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_key_left_out_is_its_familys_default_or_is_refused(
+    transformers: Any, model_type: str
+) -> None:
+    """A configuration without a key means what transformers makes of it, never our own guess."""
+    config = transformers.AutoConfig.for_model(model_type, **MODELS[model_type])
+    whole = json.loads(config.to_json_string()) | {"model_type": model_type}
+    refused = tried = 0
+    for key in sorted(whole.keys() - {"model_type"}):
+        document = {name: value for name, value in whole.items() if name != key}
+        settings = {n: v for n, v in document.items() if n not in ("model_type", "architectures")}
+        try:
+            read = profile_of_config(document, name="m", where="x")
+        except InputError as error:
+            tried += 1
+            refused += f"`{key}`" in str(error)
+            continue
+        again = transformers.AutoConfig.for_model(model_type, **settings)
+        spelled = json.loads(again.to_json_string(use_diff=False))
+        spelled |= {k: v for k, v in document.items() if k in ("mlp_only_layers",)}
+        assert _sizes(read) == _sizes(profile_of_config(spelled, name="m", where="x")), key
+    assert refused == tried >= 4
+
+
+def _sizes(profile: ModelProfile) -> tuple[Any, ...]:
+    return (projections(profile), kv_bytes(profile, 10_000), state_bytes(profile), _kinds(profile))
 
 
 def _profile(**changes: Any):
@@ -126,9 +203,12 @@ def test_windows_gates_and_ties() -> None:
 
 def test_a_text_part_is_read_and_its_path_named() -> None:
     whole = {"text_config": BASE, "vision_config": {}, "tie_word_embeddings": True}
+    whole["model_type"] = "llava"
     assert profile_of_config(whole, name="m", where="x").tied_head.value
     with pytest.raises(InputError, match=r"text_config\.vocab_size"):
-        profile_of_config({"text_config": {**BASE, "vocab_size": None}}, name="m", where="x")
+        profile_of_config(
+            whole | {"text_config": {**BASE, "vocab_size": None}}, name="m", where="x"
+        )
 
 
 @pytest.mark.parametrize(
@@ -142,8 +222,8 @@ def test_a_text_part_is_read_and_its_path_named() -> None:
         ({"head_dim": None, "num_attention_heads": 7}, "no multiple of 7 heads"),
         ({"layer_types": ["full_attention"]}, "one entry for each of 4 layers"),
         ({"layer_types": ["mamba"] * 4}, "unknown kind of layer `mamba`"),
-        ({"kv_lora_rank": 512}, "not counted here: `kv_lora_rank`"),
-        ({"hidden_size_per_layer_input": 256}, "not counted here"),
+        ({"kv_lora_rank": 512}, "mixers of another kind are not counted: `kv_lora_rank`"),
+        ({"hidden_size_per_layer_input": 256}, "further matrices are not counted"),
         ({"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
         ({"num_experts": 4}, "missing: `num_experts_per_tok`"),
         ({"num_experts": 4, "num_experts_per_tok": 8}, "8 active of 4 experts"),

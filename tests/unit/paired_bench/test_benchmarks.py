@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": f"How many are {i} and {i}?", "answer": "x"} for i in range(20)],
     "math500": [{"problem": f"Solve x = {i}.", "answer": "1"} for i in range(20)],
     "humaneval": [{"task_id": f"H/{i}", "prompt": f"def f{i}():\n"} for i in range(20)],
-    "mbpp": [{"text": f"Write a function number {i}.", "task_id": i} for i in range(20)],
+    "mbpp": [{"text": f"Write a function number {i}.", "task_id": 11 + i} for i in range(20)],
     "mt-bench": [{"question_id": i, "turns": [f"Tell me about {i}.", "More."]} for i in range(20)],
 }
 
@@ -45,6 +46,9 @@ def test_every_benchmark_reads_its_own_form_once_pinned(
     with pytest.raises(InputError, match=r"is not the .* that this version knows") as caught:
         load_benchmark(f"{name}={path}", max_new_tokens=64)
     assert f"#{digest}" in str(caught.value.hint)
+    assert f"{name}=FILE" in str(caught.value.hint)
+    assert f"the SHA-256 {digest}, expected " in caught.value.message
+    assert all(pin in caught.value.message for pin in BENCHMARKS[name].pins)
     parts: dict[str, Any] = {
         part: load_benchmark(f"{name}={path}#{digest[:20]}", max_new_tokens=64, part=part)  # type: ignore[arg-type]
         for part in ("dev", "unseen", "all")
@@ -63,6 +67,26 @@ def test_every_benchmark_reads_its_own_form_once_pinned(
         load_benchmark(f"{name}={path}#{'0' * 64}", max_new_tokens=64)
     with pytest.raises(InputError):
         load_benchmark(f"{name}={path}#{digest[:4]}", max_new_tokens=64)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"prompt": "Say 1."}, {"text": "Say 1.", "id": 5}, {"question": "Say 1."},
+     {"instruction": "Say 1.", "output": "1"}, {"turns": ["Say 1.", "Again."]}],
+)  # fmt: skip
+def test_any_file_of_texts_is_a_benchmark(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = tmp_path / "mine.jsonl"
+    digest = write(path, [row, row])
+    loaded = load_benchmark(f"mine={path}", max_new_tokens=7, part="all")
+    assert [p.text for p in loaded.prompts] == ["Say 1.", "Say 1."]
+    assert {p.benchmark for p in loaded.prompts} == {"mine"}
+    assert loaded.sha256 == digest
+    with pytest.raises(InputError, match="not " + "0" * 64):
+        load_benchmark(f"mine={path}#{'0' * 64}", max_new_tokens=7)
+    write(path, [row, {"body": "Say 2."}, {"prompt": 5}])
+    with pytest.raises(InputError, match="row 2 has no question of mine") as caught:
+        load_benchmark(f"mine={path}", max_new_tokens=7)
+    assert "a text under prompt, text, " in str(caught.value.hint)
 
 
 def test_upstreams_questions_are_known_whatever_file_they_came_in(
@@ -89,17 +113,30 @@ def test_the_hub_is_asked_for_the_datasets_own_file(
     asked: list[Any] = []
 
     def download(repo: str, name: str, **options: Any) -> str:
-        asked.append((repo, name, options["repo_type"]))
+        asked.append((repo, name, options["repo_type"], options["revision"]))
         return str(path)
 
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "hf_hub_download", download)
     loaded = load_benchmark(f"mt-bench#{digest}", max_new_tokens=8, part="all")
-    assert asked == [("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl", "dataset")]
+    commit = "e3a795c5e9a82ee40611c416b8a7786c73198991"
+    assert asked == [("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl", "dataset", commit)]
     assert len(loaded.prompts) == 20
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MachineError, match="huggingface_hub"):
+    with pytest.raises(MachineError, match="huggingface_hub") as caught:
         load_benchmark("mt-bench", max_new_tokens=8)
+    assert "--benchmark mt-bench=FILE" in str(caught.value.hint)
+
+
+def test_of_mbpps_one_file_the_test_split_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "mbpp.jsonl"
+    digest = write(path, [{"text": f"Task {i}.", "task_id": i} for i in range(1, 975)])
+    loaded = load_benchmark(f"mbpp={path}#{digest}", max_new_tokens=8, part="all")
+    assert len(loaded.prompts) == BENCHMARKS["mbpp"].rows
+    assert (loaded.prompts[0].text, loaded.prompts[-1].text) == ("Task 11.", "Task 510.")
+    digest = write(path, [{"text": "Task.", "task_id": "ten"}])
+    with pytest.raises(InputError, match="row 1 has no question"):
+        load_benchmark(f"mbpp={path}#{digest}", max_new_tokens=8)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +244,9 @@ def test_a_sealed_set_is_used_once(tmp_path: Path) -> None:
 
 def test_pins_name_upstreams_files() -> None:
     for benchmark in BENCHMARKS.values():
-        assert benchmark.file_pins
-        assert all(len(pin) >= 16 for pin in benchmark.file_pins)
+        assert benchmark.pins
+        assert all(re.fullmatch("[0-9a-f]{64}", pin) for pin in benchmark.pins)
+        assert benchmark.hub is not None
+        assert re.fullmatch("[0-9a-f]{40}", benchmark.hub.revision)
         assert benchmark.licence
         assert benchmark.home.startswith("https://")

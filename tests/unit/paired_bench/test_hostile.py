@@ -165,6 +165,38 @@ def test_a_bad_answer_midway_leaves_no_verdict(
     assert found.reasons[0].startswith("comparison run 1/2, candidate: ")
 
 
+def test_a_server_that_is_started_anew_midway_leaves_no_verdict(make_server: Servers) -> None:
+    starts = 0
+
+    def script(exchange: Any) -> None:
+        nonlocal starts
+        if exchange.path != "/server_info":
+            good(exchange)
+            return
+        starts += 1
+        exchange.reply({"version": "test", "startup_time": {"load": starts // 4}})
+
+    good = server_of(honest)
+    found = bench(make_server(server_of(honest)), make_server(script))
+    assert found.verdict == "invalid"
+    assert found.gain is None
+    assert "candidate was started anew" in found.reasons[0]
+    assert "startup_time" in found.reasons[0]
+
+
+def test_a_description_that_makes_no_sense_does_no_harm(make_server: Servers) -> None:
+    info = {"version": "\ud800", "internal_states": [{"specpilot": {"slowed_ratio": "much"}}],
+            "size": 10**400, "speed": float("inf")}  # fmt: skip
+    good = server_of(honest)
+
+    def script(exchange: Any) -> None:
+        exchange.reply(info) if exchange.path == "/server_info" else good(exchange)
+
+    found = bench(make_server(server_of(honest)), make_server(script))
+    assert found.verdict in ("promote", "no")
+    assert found.environment["server_info"]["candidate"]["version"] == "?"
+
+
 def test_a_server_that_samples_leaves_no_verdict(make_server: Servers) -> None:
     """Its defaults win over the temperature that was asked for: every run has other work."""
     rng = random.Random(5)

@@ -13,6 +13,7 @@ from virtual_engines import FakeClock, FakeEngine, constant, prompts
 from specpilot_cli.engines.base import GenerateRequest
 from specpilot_cli.errors import InputError, MeasurementInvalid
 from specpilot_cli.paired_bench.run import JournalFile, run_paired_bench
+from specpilot_cli.paired_bench.saved import saved_rows
 from specpilot_cli.paired_bench.types import PairedBenchResult, PairedBenchSettings
 
 SETTINGS = PairedBenchSettings(aa_sessions=1)
@@ -153,6 +154,48 @@ def test_a_journal_with_lost_lines_is_refused(tmp_path: Path) -> None:
     path.write_text("".join(lines[:3] + lines[4:]))
     with pytest.raises(InputError, match="27 of its 28 answers"):
         bench(engines(), JournalFile(path, resume=True))
+
+
+def _rewritten(path: Path, kind: str, **changed: Any) -> None:
+    """Change the first line of a kind in a journal."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    next(line for line in lines if line["kind"] == kind).update(changed)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "words"),
+    [
+        ("request", {"last_byte_s": 0.0}, "not in order"),
+        ("request", {"completion_tokens": 7}, "not the number of `output_ids`"),
+        ("request", {"output_sha256": "0" * 64}, "not those of its hash"),
+        ("request", {"finish_reason": "abort"}, "finish_reason"),
+        ("request", {"verify_steps": -1}, "verify_steps"),
+        ("request", {"system": "candidate"}, "other answers than were asked for"),
+        ("request", {"batch": 2}, "other answers than were asked for"),
+        ("run_end", {"n_requests": 0}, "n_requests"),
+        ("run_end", {"n_requests": 2}, "other answers than were asked for"),
+        ("run_end", {"n_requests": 10**6}, "of its 1000000 answers"),
+    ],
+)
+def test_an_edited_journal_does_not_resume(
+    tmp_path: Path, kind: str, changed: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "bench.jsonl"
+    bench(engines(), JournalFile(path))
+    _rewritten(path, kind, **changed)
+    with pytest.raises(InputError, match=words):
+        bench(engines(), JournalFile(path, resume=True))
+
+
+def test_the_answers_of_another_benchmark_are_not_exported(tmp_path: Path) -> None:
+    result, path = tmp_path / "r.json", tmp_path / "r.journal.jsonl"
+    summary = bench(engines(), JournalFile(path)).summary
+    assert len(saved_rows(result, summary)) == 4 * 28
+    other = bench(engines(candidate_rate=120.0), JournalFile(path, force=True)).summary
+    assert len(saved_rows(result, other)) == 4 * 28
+    with pytest.raises(InputError, match="are not those of"):
+        saved_rows(result, summary)
 
 
 def test_a_foreign_file_is_refused_with_its_line(tmp_path: Path) -> None:

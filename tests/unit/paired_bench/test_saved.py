@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from virtual_engines import FakeClock, FakeEngine, constant, prompts
 
+from specpilot_cli.commands.bench_parts import basis_of
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.json_file import write_json
 from specpilot_cli.main import main
 from specpilot_cli.paired_bench.run import run_paired_bench
 from specpilot_cli.paired_bench.saved import read_saved
-from specpilot_cli.paired_bench.types import PairedBenchSettings, PairedBenchSummary
+from specpilot_cli.paired_bench.types import PairedBenchSettings, PairedBenchSummary, PromptForm
 from specpilot_cli.report.json_out import build_envelope, plain
 
 Document = dict[str, Any]
@@ -46,6 +47,17 @@ def _document(summary: PairedBenchSummary) -> Document:
 def saved() -> dict[str, Document]:
     """One document per verdict that rests on numbers."""
     return {"promote": _document(_summary(150.0)), "no": _document(_summary(100.0, aa=1))}
+
+
+@pytest.mark.parametrize("said", [None, 5, {}, {"baseline": 5}])
+def test_noise_of_an_unknown_baseline_is_refused(
+    saved: dict[str, Document], tmp_path: Path, said: Any
+) -> None:
+    document = copy.deepcopy(saved["promote"])
+    document["results"]["environment"]["server_info"] = said
+    write_json(tmp_path / "noise.json", document)
+    with pytest.raises(InputError, match="does not say which baseline"):
+        basis_of(tmp_path / "noise.json", PromptForm("0" * 64), (1,))
 
 
 @pytest.mark.parametrize(("rate", "aa"), [(150.0, 3), (100.0, 1), (70.0, 2)])
@@ -142,6 +154,22 @@ _EDITS: dict[str, tuple[str, Edit, str]] = {
     ),
     "invalid without reasons": (
         "no", lambda d: (_invalid(d), d["results"].update(reasons=[])), "takes reasons",
+    ),
+    "system dropped": ("no", lambda d: d["results"]["systems"].pop(1), "lacks the baseline or"),
+    "rate dropped": (
+        "no", lambda d: d["results"]["benchmarks"][0]["rate_tok_per_s"].pop("candidate"),
+        "names other systems",
+    ),
+    "rate of nothing": (
+        "no", lambda d: d["results"]["benchmarks"][0]["rate_tok_per_s"].update(candidate=-1.0),
+        "not above zero",
+    ),
+    "gain of one benchmark": (
+        "no", lambda d: d["results"]["benchmarks"][0]["gain"].update(gain_ratio=3.0),
+        "than the requests",
+    ),
+    "benchmark dropped": (
+        "no", lambda d: d["results"]["benchmarks"].pop(), "are not those of the requests",
     ),
     "another command": ("no", lambda d: d.update(command="ceiling"), "result of `ceiling`"),
     "another version": ("no", lambda d: d.update(schema_version=2), "version 2"),

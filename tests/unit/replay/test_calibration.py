@@ -12,7 +12,7 @@ import pytest
 
 from specpilot_cli import main as entry
 from specpilot_cli.errors import InputError
-from specpilot_cli.io.lattice_file import write_lattice
+from specpilot_cli.io.lattice_file import read_lattice, write_lattice
 from specpilot_cli.replay.anchors import AS_RECORDED
 from specpilot_cli.replay.calibration import calibrate, fit_calibration
 from specpilot_cli.replay.run import replay
@@ -60,6 +60,45 @@ def test_prediction_on_unseen_requests_gets_close_to_what_happens(
     assert found.gain(32).value == pytest.approx(
         found.after.rows[1].tau.value / found.before.rows[1].tau.value
     )
+
+
+class Heard:
+    """A reporter that keeps its warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def note(self, msg: str) -> None: ...
+    def progress(self, label: str, done: int, total: int) -> None: ...
+
+    def warn(self, msg: str) -> None:
+        self.warnings.append(msg)
+
+
+def test_a_fit_that_predicts_better_is_not_warned_of(long_recording: LatticeRecording) -> None:
+    heard = Heard()
+    found = calibrate(long_recording, nodes=[8, 32], reporter=heard)
+    rows = zip(found.before.rows, found.after.rows, strict=True)
+    errors = [[abs((row.expected_tau or 0.0) / row.tau.value - 1) for row in pair] for pair in rows]
+    assert (found.error_before, found.error_after) == pytest.approx(np.mean(errors, axis=0))
+    assert found.error_after < found.error_before
+    assert found.shared_benchmarks
+    assert heard.warnings == []
+    assert found.warning is None
+
+
+def test_a_fit_that_predicts_worse_is_warned_of(repo: Path) -> None:
+    """Eight requests of eight kinds of text: what is fitted on four says little of the others."""
+    heard = Heard()
+    recording = read_lattice(repo / "recipes/demo-cpu/recordings/block-16.safetensors")
+    found = calibrate(recording, nodes=[16, 63], reporter=heard)
+    assert found.error_after > 3 * found.error_before
+    assert not found.shared_benchmarks
+    packed, warning = heard.warnings
+    assert "packed recording" in packed
+    assert warning == found.warning
+    assert "makes the prediction worse on the judged half" in warning
+    assert "(4 requests fitted, 4 judged, and the halves share no benchmark)" in warning
 
 
 def test_halves_are_disjoint_and_the_judged_half_is_replayed_alone(
@@ -118,5 +157,8 @@ def test_command_reports_the_fit_and_both_halves(
     text = capsys.readouterr().out
     assert "best-first on the half that was not fitted, trajectory replay" in text
     assert "temperature 1.0" in text or "temperature 0.9" in text
+    assert "expected τ is off by " in text
+    assert results["prediction_error_ratio"]["calibrated"] < 0.1
+    assert results["warning"] is None
     assert entry.main(["replay", str(path), "--calibrate", "--temperature", "2"]) == 2
     assert "--calibrate excludes" in capsys.readouterr().err

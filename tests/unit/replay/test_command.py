@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,8 +197,45 @@ def test_step_times_add_speedups_and_the_cost_aware_policy(lattice: Path, run: A
     assert best["speedup_over_ar_ratio"] == pytest.approx(tau * 0.002 / 0.008)
     assert aware["mean_nodes_per_step"] < 31
     assert rows["oracle", None]["speedup_over_ar_ratio"] is None
-    _, text, _ = run(lattice, "--nodes", "9,31", "--step-times", path, "-q")
-    assert "speedup at the given step times" in text
+    assert best["step_basis"] == "recorded"
+    assert rows["best-first", 9]["step_basis"] == "interpolated"
+    # the recording is of another engine, and the curve does not say whose weights were timed
+    said = json.loads(out)["results"]["speedups"]
+    assert said["basis"] == "projected"
+    assert said["projected_because"] == [
+        "τ is of synthetic, the step times of test",
+        "the step times do not say which target's weights ran",
+        "the step times do not say which drafter's weights ran",
+    ]
+    _, text, _ = run(lattice, "--nodes", "9,31,40", "--step-times", path, "-q")
+    assert "speedup at the given step times, projected" in text
+    assert "projected: τ is of synthetic, the step times of test" in text
+    table = text.partition("speedup at the given")[2]
+    assert re.search(r"^best-first\t31\t31.0\t8.000 ms\t[0-9.]+\trecorded$", table, re.MULTILINE)
+    assert re.search(r"^best-first\t40\t.*\textrapolated$", table, re.MULTILINE)
+
+
+def test_step_times_of_the_recorded_deployment_are_no_projection(lattice: Path, run: Any) -> None:
+    curve = {
+        "schema_version": 1, "name": "own", "engine": {"name": "synthetic", "version": "1"},
+        "device": {"name": "NVIDIA H100", "kind": "gpu"},
+        "target": {"name": "t", "sha256": "a" * 64}, "drafter": {"name": "d", "sha256": "b" * 64},
+        "dtype": "bfloat16", "ar_step_s": 0.002, "includes_drafting": True, "source": "a test",
+        "points": [{"rows": 10, "step_s": 0.002, "draft_block": 8}],
+    }  # fmt: skip
+    path = lattice.parent / "own.json"
+    path.write_text(json.dumps(curve))
+    code, out, err = run(lattice, "--nodes", "9", "--step-times", path)
+    assert code == 0
+    assert "projected" not in out
+    assert "warning" not in err  # the recording is of block 8
+    curve["points"][0]["draft_block"] = 16
+    curve["drafter"]["sha256"] = "c" * 64
+    path.write_text(json.dumps(curve))
+    code, out, err = run(lattice, "--nodes", "9", "--step-times", path)
+    assert code == 0
+    assert "projected: the step times are of another drafter" in out
+    assert "warning: the lattices are of block 8, the step times of block 16: drafting" in err
 
 
 def test_cost_aware_needs_step_times(lattice: Path, run: Any) -> None:
@@ -223,3 +261,46 @@ def test_the_page_holds_both_figures_and_their_numbers(
     code, _, err = run(lattice, "--calibrate", "-o", tmp_path / "fit.html")
     assert code == 2
     assert "unknown format" in err
+
+
+@pytest.mark.parametrize("top_k", [0, 4097, 1_000_000])
+def test_paths_per_level_are_bounded(lattice: Path, run: Any, top_k: int) -> None:
+    code, _, err = run(lattice, "--policy", "eagle-2", "--top-k", top_k)
+    assert code == 2
+    assert f"--top-k {top_k} is outside 1 to 4096" in err
+
+
+def test_times_of_another_command_are_told_apart(lattice: Path, run: Any) -> None:
+    code, _, err = run(lattice, "--step-times", "demo-cpu")
+    assert code == 2
+    assert "at --step-times" in err
+    assert "those of `simulate batch` have another form" in " ".join(err.split())
+
+
+def test_an_empty_recording_is_not_called_one_request(
+    random_recording: Make, tmp_path: Path, run: Any
+) -> None:
+    rec = random_recording(1)
+    ones = dataclasses.replace(
+        rec,
+        output_ids=rec.output_ids[: rec.n_requests],
+        output_offsets=np.arange(rec.n_requests + 1, dtype=np.int64),
+        step_request=rec.step_request[:0],
+        **{
+            name: getattr(rec, name)[:0]
+            for name in ("step_position", "candidate_ids", "edge", "unary", "unary_logsumexp",
+                         "stock_choice")
+        },
+    )  # fmt: skip
+    write_lattice(tmp_path / "ones.safetensors", ones)
+    code, _, err = run(tmp_path / "ones.safetensors", "--policy", "sequoia")
+    assert code == 2
+    assert "nothing to replay" in err
+    assert "one request only" not in err
+
+
+def test_a_name_with_a_tab_cannot_shift_a_table(random_recording: Make, tmp_path: Path) -> None:
+    rec = random_recording(1)
+    first = rec.metadata.requests[0].model_dump() | {"benchmark": "a\tb"}
+    with pytest.raises(ValueError, match="holds a tab"):
+        type(rec.metadata.requests[0]).model_validate(first)

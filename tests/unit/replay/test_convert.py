@@ -187,10 +187,9 @@ def test_plain_dflash_needs_no_pair_scores(
     assert rec.edge.shape == (8, L, 1, K)
 
 
-def test_eagle_trees_become_a_tree_recording(
-    raw: dict[str, Any], convert: Run, tmp_path: Path
-) -> None:
-    trees = {
+@pytest.fixture
+def trees(raw: dict[str, Any]) -> dict[str, Any]:
+    return {
         "step_request": raw["step_request"],
         "step_position": raw["step_position"],
         "node_offsets": np.arange(0, 33, 4, dtype=np.int64),
@@ -198,6 +197,11 @@ def test_eagle_trees_become_a_tree_recording(
         "node_parent": np.tile(np.array([-1, -1, 0, 2], dtype=np.int32), 8),
         "node_log_prob": np.tile(np.array([-0.5, -1.0, -0.2, -0.1], dtype=np.float32), 8),
     }
+
+
+def test_eagle_trees_become_a_tree_recording(
+    trees: dict[str, Any], convert: Run, tmp_path: Path
+) -> None:
     code, out, _ = convert(trees, "eagle")
     assert code == 0
     assert "8 trees, 32 nodes, 2 requests" in out
@@ -205,15 +209,118 @@ def test_eagle_trees_become_a_tree_recording(
     assert (rec.metadata.block, rec.metadata.drafter_kind) == (4, "eagle")
 
 
+def _at(name: str, index: int, value: Any, dtype: type | None = None) -> Callable[..., None]:
+    """Set one entry of a tensor, after a cast where the value needs it."""
+
+    def change(tensors: dict[str, Any]) -> None:
+        tensors[name] = tensors[name].astype(dtype or tensors[name].dtype)
+        tensors[name][index] = value
+
+    return change
+
+
+def _whole(name: str, value: Any) -> Callable[..., None]:
+    return lambda tensors: tensors.update({name: value})
+
+
+HOSTILE: dict[str, tuple[Callable[..., None], str]] = {
+    "its own parent": (_at("node_parent", 0, 0), "node_parent`, step 0: a node precedes its par"),
+    "two in a circle": (_at("node_parent", 6, 3), "node_parent`, step 1: a node precedes its par"),
+    "far parent": (_at("node_parent", 31, 2**31 - 1), "node_parent`, step 7"),
+    "below the anchor": (_at("node_parent", 4, -2), "node_parent`, step 1"),
+    "falling offsets": (_at("node_offsets", 1, 20), "node_offsets`: must rise from 0 to 32"),
+    "offsets past the end": (_at("node_offsets", 8, 40), "node_offsets`: must rise"),
+    "negative offsets": (_at("node_offsets", 0, -4), "node_offsets`: must rise"),
+    "few offsets": (_whole("node_offsets", np.array([0, 32])), "axis S is 1, in `step_request` it"),
+    "matrix": (_whole("node_token", np.zeros((8, 4), np.int32)), "does not have the axes ['N']"),
+    "few scores": (_whole("node_log_prob", np.zeros(31, np.float32)), "axis N is 31"),
+    "wide token": (_at("node_token", 3, 5 + 2**32, np.int64), "node 3: 4294967301 does not fit"),
+    "float token": (_whole("node_token", np.full(32, 5.5)), "must hold whole numbers"),
+    "float position": (_whole("step_position", np.full(8, 0.7)), "must hold whole numbers"),
+    "truth values": (_whole("node_parent", np.ones(32, np.bool_)), "must hold whole numbers"),
+    "whole scores": (_whole("node_log_prob", np.zeros(32, np.int64)), "must hold floats"),
+    "nan": (_at("node_log_prob", 9, np.nan), "node_log_prob`, node 9: NaN"),
+    "no float32": (_at("node_log_prob", 9, -1e300, np.float64), "node 9: -1e+300 does not fit"),
+    "certain twice": (_at("node_log_prob", 17, -0.01), "step 4: the children of one node"),
+    "wide request": (_at("step_request", 0, 2**32, np.int64), "step 0: 4294967296 does not fit"),
+    "negative request": (_at("step_request", 0, -1), "step_request`, step 0: it names answer -1"),
+    "unsigned": (_at("step_position", 2, 2**64 - 1, np.uint64), "step_position`, step 2: 18446744"),
+}
+
+
+@pytest.mark.parametrize("case", list(HOSTILE))
+def test_a_hostile_tree_is_refused_by_file_and_place(
+    trees: dict[str, Any], convert: Run, tmp_path: Path, case: str
+) -> None:
+    change, message = HOSTILE[case]
+    changed = {name: array.copy() for name, array in trees.items()}
+    change(changed)
+    code, _, err = convert(changed, "eagle")
+    told = " ".join(err.split())
+    assert code == 2, told
+    assert message in told
+    assert f"at {tmp_path / 'raw.safetensors'}" in told
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_siblings_may_add_up_to_one_in_half_precision(trees: dict[str, Any], convert: Run) -> None:
+    share = np.log(np.array([0.7, 0.3], dtype=np.float16))  # 1.0004 together
+    trees["node_log_prob"] = np.tile(np.concatenate([share, share * 0]), 8)
+    assert convert(trees, "eagle")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_at("candidate_ids", 0, 2**40), "candidate_ids`, step 0: 1099511627776 does not fit"),
+        (_whole("candidate_ids", np.zeros((8, L, 0), np.int64)), "axis K is empty"),
+        (_whole("scores", np.zeros((8, L, K), np.float32)), "does not have the axes"),
+        (_whole("scores", np.zeros((8, L, K, K + 1), np.float32)), "axis K is 4"),
+        (_at("unary", 3, 1e300, np.float64), "unary`, step 3: 1e+300 does not fit float32"),
+        (_at("unary_logsumexp", 2, -np.inf), "`unary_logsumexp`, step 2: a value is not finite"),
+        (_at("scores", 5, np.nan), "scores`, step 5: NaN"),
+        (_at("stock_choice", 5, -1), "stock_choice`, step 5: negative token id"),
+    ],
+)
+def test_a_hostile_lattice_is_refused_by_file_and_place(
+    raw: dict[str, Any], convert: Run, tmp_path: Path, change: Any, message: str
+) -> None:
+    tensors = {name: array.copy() for name, array in raw.items()}
+    tensors["stock_choice"] = np.full((8, L), 7, dtype=np.int32)
+    change(tensors)
+    code, _, err = convert(tensors, "dflash2")
+    told = " ".join(err.split())
+    assert code == 2, told
+    assert message in told
+    assert f"at {tmp_path / 'raw.safetensors'}" in told
+
+
+def test_answers_are_named_when_they_are_at_fault(
+    raw: dict[str, Any], convert: Run, tmp_path: Path, answers: list[OutputRecord]
+) -> None:
+    path = tmp_path / "answers.jsonl"
+    write_jsonl(path, [answers[0], answers[1].model_copy(update={"request_id": "q0"})], force=True)
+    code, _, err = convert(raw, "dflash2")
+    assert code == 2
+    assert "request id `q0` occurs twice" in err
+    wide = answers[1].model_copy(update={"prompt_ids": (1, 2**31)})
+    write_jsonl(path, [answers[0], wide], force=True)
+    code, _, err = convert(raw, "dflash2")
+    assert code == 2
+    assert "request `q1`: `prompt_ids` holds 2147483648" in err
+    assert str(path) in err
+    assert convert(raw, "dflash2", "--engine", " ")[0] == 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"scores": None}, "needs the tensor `scores`"),
-        ({"step_request": np.full(8, 2, dtype=np.int32)}, "names answer 2, but there are 2"),
+        ({"step_request": np.full(8, 2, dtype=np.int32)}, "step_request`, step 0: it names"),
         ({"step_position": np.full(8, 6, dtype=np.int64)}, "step 0: 6 is outside its answer"),
         ({"step_position": np.zeros(8, dtype=np.int64)}, "steps are not sorted"),
         ({"candidate_ids": np.zeros((8, L, K), dtype=np.int64)}, "appears twice"),
-        ({"unary": np.full((8, L, K), np.nan, dtype=np.float32)}, "not finite"),
+        ({"unary": np.full((8, L, K), np.nan, dtype=np.float32)}, "unary`, step 0: NaN"),
     ],
 )
 def test_raw_files_that_do_not_fit_are_refused(

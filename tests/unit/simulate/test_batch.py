@@ -169,7 +169,7 @@ def test_contexts_cost_what_they_hold(recorded: Recorded, make_times: MakeTimes)
     """One request: Σ over steps of prompt and output so far."""
     recording = recorded()
     per_token = make_times(
-        ("rows", "rows", (1, 0.0), (64, 0.0)), ("kv", "context_tokens", (1, 1e-6), (1e6, 1.0))
+        ("rows", "rows", (1, 1e-12), (64, 1e-12)), ("kv", "context_tokens", (1, 1e-6), (1e6, 1.0))
     )
     found = run(recording, per_token, "ar")
     prompts = np.diff(recording.prompt_offsets)

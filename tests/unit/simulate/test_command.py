@@ -115,6 +115,12 @@ def test_plateaus_of_a_list_and_of_doctors_answer(
     assert main(["simulate", "plateaus", str(answer), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["results"]["plateaus"]
     assert [item["last_rows"] for item in found] == [64, 128]
+    faster = [{"rows": n, "seconds": [1e-3 * (1 + (n <= 64))] * 5} for n in (16, 64, 96, 128)]
+    plain.write_text(json.dumps(faster))
+    assert main(["simulate", "plateaus", str(plain)]) == 0
+    out = capsys.readouterr().out
+    assert "16\t64\t2.00 ms\t96\t128 rows" in out
+    assert "budgets worth trying, in rows: 128\n" in out
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,43 @@ def test_a_hostile_server_never_gets_a_verdict(servers, prompts, tmp_path, role,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("role", ["lossless", "scorer", "stock"])
+def test_a_server_that_is_started_anew_midway_gives_no_verdict(servers, prompts, tmp_path, role):
+    """It answers as before, and has another start behind it."""
+    good = servers[role].script
+    seeds = itertools.count()
+
+    def script(exchange):
+        if exchange.path == "/server_info":
+            exchange.reply({"version": "toy", "model_path": "toy", "random_seed": next(seeds)})
+        else:
+            good(exchange)
+
+    servers[role].script = script
+    args = [*flags(servers, "lossless"), "--prompts", prompts, "-o", tmp_path / "r.json"]
+    done = run(*args, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "was started anew during the audit; changed: random_seed" in done.stderr
+    assert "verdict" not in done.stdout
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_description_that_makes_no_sense_does_no_harm(servers, prompts, tmp_path):
+    """Names of files beyond any length, half characters, numbers that are none."""
+    good = servers["scorer"].script
+    info = {"model_path": "a" * 5000, "version": "\ud800", "max_running_requests": float("nan"),
+            "specpilot": [1], "enable_fp32_lm_head": "no"}  # fmt: skip
+
+    def script(exchange):
+        exchange.reply(info) if exchange.path == "/server_info" else good(exchange)
+
+    servers["scorer"].script = script
+    args = [*flags(servers, "lossless"), "--prompts", prompts, "--json"]
+    done = run(*args, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "accept"
+
+
 def test_a_server_that_dies_midway_gives_no_verdict(servers, prompts, tmp_path):
     good = servers["scorer"].script
     state = {"asked": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,15 @@ def changed(**fields):
     return spoil
 
 
+def row_of(value, key=None):
+    def spoil(reply):
+        row = reply["choices"][0]["prompt_logprobs"][2]
+        row[key or next(iter(row))] = {"logprob": value}
+        return reply
+
+    return spoil
+
+
 def nan_row(reply):
     for row in reply["choices"][0]["prompt_logprobs"][1:]:
         next(iter(row.values()))["logprob"] = float("nan")
@@ -125,15 +135,21 @@ def test_a_broken_answer_is_refused(make_server, toy_system, spoil, error, messa
         (changed(prompt_logprobs=[None, *[{"60": {"logprob": -1.0}}] * 3]), "leaves out"),
         (changed(prompt_logprobs=[None, 1, 2, 3]), "a row of"),
         (nan_row, "not a number"),
+        (row_of(-(10**400)), "a row of"),
+        (row_of(None), "a row of"),
+        (row_of(0.5), "above zero"),
+        (row_of(-0.001, "9" * 5000), "a row of"),
+        (row_of(-0.001, str(10**30)), "names token"),
     ],
 )
 def test_broken_scores_are_refused(make_server, toy_system, spoil, message):
     server = make_server(completions(toy_system(1), spoil=spoil))
     with (
         OpenAiEngine(f"{server.url}/v1", 10) as engine,
-        pytest.raises(MeasurementInvalid, match=message),
+        pytest.raises(MeasurementInvalid, match=message) as caught,
     ):
         engine.score((1, 2, 3, 4), 1)
+    assert server.url in str(caught.value.where)
 
 
 def test_text_prompts_need_the_servers_ids(make_server, toy_system):
@@ -145,16 +161,31 @@ def test_text_prompts_need_the_servers_ids(make_server, toy_system):
         engine.generate_many([GenerateRequest("r", (), 6, text="abc")], concurrency=1)
 
 
+def trickle(exchange):
+    exchange.open_stream()
+    for _ in range(40):
+        exchange.raw(b" ")
+        time.sleep(0.05)
+
+
 def test_who_is_no_such_server_is_named(make_server):
     server = make_server(lambda exchange: exchange.reply({"data": []}))
     with OpenAiEngine(f"{server.url}/v1", 10) as engine:
-        with pytest.raises(MachineError, match="names no model"):
-            engine.health()
+        for answer in (b"[" * 5000, b'{"data": [{"id": "\\ud800"}]}', b"1", b'{"data": 5}'):
+            server.script = lambda exchange, raw=answer: exchange.reply(raw)
+            with pytest.raises(MachineError, match="names no model"):
+                engine.health()
         with pytest.raises(InputError, match="cannot score from"):
             engine.score((1, 2), 0)
     with (
         OpenAiEngine("http://127.0.0.1:9/v1", 10) as engine,
         pytest.raises(MachineError, match="does not answer"),
+    ):
+        engine.health()
+    server.script = trickle
+    with (
+        OpenAiEngine(f"{server.url}/v1", 0.3) as engine,
+        pytest.raises(MachineError, match=r"did not answer /models within 0\.3 s"),
     ):
         engine.health()
     assert is_openai("http://host:8000/v1/")

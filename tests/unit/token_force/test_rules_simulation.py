@@ -7,10 +7,19 @@ are the nominal error plus three standard errors of the simulation.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from specpilot_cli.token_force.rules import Counts, EventTally, event_rule, rate_test
+from specpilot_cli.token_force.config import TokenForceSettings
+from specpilot_cli.token_force.rules import (
+    Counts,
+    EventTally,
+    event_rule,
+    rate_rule,
+    rate_test,
+)
 
 STOCK_RATE = 0.0072  # paper §3.3
 MARGIN = 0.005
@@ -87,20 +96,83 @@ def test_at_stocks_own_rate_no_system_is_rejected(cv):
     assert rejection_rate(rate=STOCK_RATE, cv=cv, n_requests=50) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("cv", "shared", "least"),
-    [(0.3, False, 0.99), (0.6, False, 0.95), (1.0, True, 0.95), (1.0, False, 0.65)],
-)
-def test_two_percent_is_caught_with_seventy_thousand_tokens(cv, shared, least):
-    """2.0 % is the paper's faulty 27B system; 50 requests hold 70k tokens.
+@dataclass(frozen=True)
+class Answer:
+    """What `rate_rule` reads of a scored answer."""
 
-    95 %, except where rates spread by 100 % and not because of the prompts: see below.
+    mismatch: np.ndarray
+
+    @property
+    def n_tokens(self):
+        return self.mismatch.size
+
+
+def shipped_rule_rejections(*, rate, cv, n_requests, shared, shorter=1, reps=300, seed=4):
+    """Share of audits that the whole rate rule rejects, with its strata and its own split.
+
+    shorter: answers have 1/shorter of the usual length.
     """
-    assert rejection_rate(rate=0.020, cv=cv, n_requests=50, shared=shared) >= least
+    rng = np.random.default_rng(seed)
+    rejected = 0
+    for _ in range(reps):
+        f1 = factor(rng, cv, n_requests)
+        f0 = f1 if shared else factor(rng, cv, n_requests)
+        sides = []
+        for p, f in ((rate, f1), (STOCK_RATE, f0)):
+            sizes = lengths(rng, n_requests) // shorter
+            sides.append([Answer(rng.random(n) < p * g) for n, g in zip(sizes, f, strict=True)])
+        rejected += rate_rule(*sides, TokenForceSettings()).rejects
+    return rejected / reps
 
 
-def test_the_widest_spread_that_prompts_do_not_share_takes_twice_the_tokens():
-    assert rejection_rate(rate=0.020, cv=1.0, n_requests=100) >= 0.95
+@pytest.mark.parametrize(("cv", "shared"), [(0.3, False), (0.6, False), (0.6, True), (1.0, True)])
+def test_two_percent_is_caught_with_seventy_thousand_tokens(cv, shared):
+    """2.0 % is the paper's faulty 27B system; 50 requests hold 70k tokens."""
+    caught = shipped_rule_rejections(rate=0.020, cv=cv, n_requests=50, shared=shared)
+    assert caught >= 0.95
+
+
+@pytest.mark.parametrize("cv", [0.6, 1.0])
+def test_the_whole_rule_keeps_the_error_at_the_boundary(cv):
+    rejected = shipped_rule_rejections(
+        rate=STOCK_RATE + MARGIN, cv=cv, n_requests=50, shared=False, seed=5
+    )
+    assert rejected <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
+
+
+def test_what_spreads_by_100_percent_independently_takes_more_requests_not_more_tokens():
+    """The same 70k tokens in twice as many answers: requests are what is counted."""
+    wide = {"rate": 0.020, "cv": 1.0, "shared": False}
+    assert 0.60 <= shipped_rule_rejections(**wide, n_requests=50) <= 0.80
+    assert shipped_rule_rejections(**wide, n_requests=110, shorter=2) >= 0.93
+
+
+def test_no_test_could_find_it_in_95_percent_of_audits_with_fifty_requests():
+    """At an error of 5 %: the Neyman-Pearson test, told everything, against one boundary system.
+
+    No test that holds its error on the whole boundary can have more power than the best test of a
+    single point of it: stock at 0.93 %, system at 1.43 %, where the true pair is 0.72 and 2.0 %.
+    """
+    easy = (0.0093, 0.0093 + MARGIN)
+
+    def audits(stock, system, seed):
+        rng = np.random.default_rng(seed)
+        for p in (stock, system):
+            tokens = lengths(rng, (2000, 50))
+            yield tokens, rng.binomial(tokens, np.minimum(p * factor(rng, 1.0, tokens.shape), 1))
+
+    def evidence(pairs):
+        def log_likelihood(tokens, k, p):  # of a binomial whose rate is exponential, up to p
+            return k * np.log(tokens * p) - (k + 1) * np.log1p(tokens * p)
+
+        ratio = sum(
+            log_likelihood(tokens, k, true) - log_likelihood(tokens, k, boundary)
+            for (tokens, k), true, boundary in zip(pairs, (STOCK_RATE, 0.020), easy, strict=True)
+        )
+        return ratio.sum(axis=1)
+
+    bar = np.quantile(evidence(audits(*easy, seed=6)), 0.95)
+    assert np.mean(evidence(audits(STOCK_RATE, 0.020, seed=7)) > bar) < 0.93
 
 
 def stratified(*, extra, n_requests, base=STOCK_RATE, cv=0.6, seed=1):

@@ -269,9 +269,10 @@ __device__ __forceinline__ int4 taps(const Row* rows, int row) {
 // Shared memory: the tree's rows, ranked scores, ranked candidates.
 extern "C" __global__ void __launch_bounds__(THREADS)
     build_trees(const void* candidate_ids, const float* scores, const i64* anchor,
-                const float* logsumexp, const double* calibration, i64* token, int* parent,
-                int* depth, float* score, u64* ancestors, int4* tap, int wide_ids, int positions,
-                int predecessors, int candidates, int n_nodes, int max_depth) {
+                const float* logsumexp, const double* calibration, const i64* prefix, i64* token,
+                int* parent, int* depth, float* score, u64* ancestors, int4* tap, i64* position,
+                int wide_ids, int positions, int predecessors, int candidates, int n_nodes,
+                int max_depth) {
   extern __shared__ __align__(16) u8 dynamic[];
   __shared__ int built;
   const Shape shape{positions, predecessors, candidates};
@@ -296,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   __syncthreads();
 
-  const i64 first = request * (n_nodes + 1);
+  const i64 first = request * (n_nodes + 1), before = prefix ? prefix[request] : 0;
   for (int row = threadIdx.x; row <= n_nodes; row += THREADS) {
     const i64 at = first + row;
     const bool used = row <= built;
@@ -307,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                            : static_cast<const int*>(candidate_ids)[id];
     parent[at] = used ? rows[row].parent : kNoParent;
     depth[at] = used ? what >> 8 : -1;
+    position[at] = before + (what >> 8);
     score[at] = used ? __double2float_rn(to_score(rows[row].key)) : minus_infinity();
     tap[at] = used ? taps(rows, row) : make_int4(-3, -2, -1, row);
   }

@@ -230,9 +230,8 @@ HOOKS: Final[tuple[Hook, ...]] = (
           "aux_tensors=)"),
     _tree(f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend.forward_extend",
           "(self, layer, forward_batch, mixed_qkv, a, b, **kwargs)"),
-    _tree(f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend"
-          "._scatter_speculative_state_with_mask",
-          "(dst, src, dst_indices_raw, step_indices_raw, src_indices_raw=)"),
+    _tree(f"{_ATTENTION}.hybrid_linear_attn_backend:MambaAttnBackendBase._translate_mamba_indices",
+          "(self, mamba_indices)"),
     _tree("sglang.srt.runtime_context:mamba_track_grid", "(tree_page)"),
     # DFLASH's worker and drafter.
     _tree(f"{_DFLASH}:DFlashWorkerV2.__init__",
@@ -240,7 +239,6 @@ HOOKS: Final[tuple[Hook, ...]] = (
     _tree(f"{_DFLASH}:DFlashWorkerV2.init_attention_backends", "(self)"),
     _tree(f"{_DFLASH}:DFlashWorkerV2.forward_batch_generation", _BATCH),
     _tree(f"{_DFLASH}:DFlashWorkerV2._maybe_build_draft_sampler", "(self)"),
-    _tree(f"{_DFLASH}:DFlashWorkerV2._ensure_draft_block_buffers", "(self, bs)"),
     _tree(f"{_DFLASH}:DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc",
           "(self, *, target_hidden, cache_loc, positions, cache_loc_2d=, commit_lens=, "
           "extend_lens=)"),
@@ -258,6 +256,8 @@ HOOKS: Final[tuple[Hook, ...]] = (
     _tree(f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2.forward_batch_generation",
           "(self, batch, on_publish=, grammar_barrier=, *, pp_proxy_tensors=)"),
     _tree(f"{_DSPARK}.dspark_worker_v2:DSparkWorkerV2._maybe_build_draft_sampler", "(self)"),
+    _tree(f"{_DSPARK}.dspark_draft:DraftBlockProposer.draft_block_ids_view",
+          "(self, *, bs, device)"),
     _tree(f"{_DSPARK}.dspark_draft:DraftBlockProposer._run_forward",
           "(self, *, batch, draft_input, verify_window, bs, device, embed_module, "
           "draft_sampler=, sampling_info=, anchor_prepared=)"),

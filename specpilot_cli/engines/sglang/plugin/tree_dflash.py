@@ -37,6 +37,12 @@ class DflashTreeWorker(TreeSteps, dflash_worker_v2.DFlashWorkerV2):  # type: ign
     def _prepare_drafts(self) -> None:
         target = self._target_worker.model_runner.model
         self.draft_model.lm_head = unwrap_lora_layer(target.lm_head)
+        self._masked = torch.full(
+            (len(self._positions), self.settings.block),
+            int(self._mask_token_id),
+            dtype=torch.int64,
+            device=self._positions.device,
+        )
         lattice = selector_lattice(self.draft_model, self.settings)
         self._builder = TreeBuilder(lattice, self.settings, self._buffers)
 
@@ -53,12 +59,12 @@ class DflashTreeWorker(TreeSteps, dflash_worker_v2.DFlashWorkerV2):  # type: ign
             positions.view(-1, block)[:, 0],
         )
 
+    def _block_ids(self, batch: int) -> torch.Tensor:
+        return self._masked[:batch]
+
     def _draft(self, batch: Any, window: Window) -> None:
         block, count = self.settings.block, window.batch
-        self._ensure_draft_block_buffers(count)
-        ids = self._draft_block_ids_buf[:count]
-        ids.fill_(int(self._mask_token_id))
-        ids[:, 0].copy_(batch.spec_info.bonus_tokens)
+        ids = self._block_ids(count)
         embed = unwrap_lora_layer(
             dflash_worker_v2._resolve_dflash_embedding_module(
                 self.draft_model, self._target_worker.model_runner.model

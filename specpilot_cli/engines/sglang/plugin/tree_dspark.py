@@ -55,6 +55,11 @@ class DsparkTreeWorker(TreeSteps, DSparkWorkerV2):  # type: ignore[misc]
             positions.view(-1, drafted)[:, 0],
         )
 
+    def _block_ids(self, batch: int) -> torch.Tensor:
+        device = self._positions.device  # with its number: stock compares devices
+        ids: torch.Tensor = self._proposer.draft_block_ids_view(bs=batch, device=device)
+        return ids
+
     def _draft(self, batch: Any, window: Window) -> None:
         target = self._target_worker.model_runner.model
         with self._draft_context():
@@ -70,6 +75,7 @@ class DsparkTreeWorker(TreeSteps, DSparkWorkerV2):  # type: ignore[misc]
                 bs=window.batch,
                 device=self.device,
                 embed_module=unwrap_lora_layer(target.get_input_embeddings()),
+                anchor_prepared=True,
             )
             if not (drafted.can_run_graph and self._built_in_graph):
                 self._build(

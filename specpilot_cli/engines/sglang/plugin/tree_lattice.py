@@ -102,13 +102,13 @@ class TreeBuilder:
 
     def __init__(self, lattice_of: LatticeOf, settings: TreePlugin, buffers: TreeBuffers) -> None:
         self._lattice_of, self._settings, self._buffers = lattice_of, settings, buffers
-        self._calibration = _table(settings, buffers.positions.device)
+        self._calibration = _table(settings, buffers.enabled.device)
 
     def build(self, hidden: torch.Tensor, anchor: torch.Tensor, prefix_lens: torch.Tensor) -> None:
         """hidden [B, L, H], anchor int64 [B], prefix_lens int64 [B]: the anchor's position."""
         batch, settings = hidden.shape[0], self._settings
         lattice = self._lattice_of(hidden, anchor)
-        trees = build_trees(
+        build_trees(
             lattice.candidate_ids,
             lattice.scores.float().contiguous(),
             anchor.contiguous(),
@@ -116,10 +116,8 @@ class TreeBuilder:
             max_depth=settings.depth,
             logsumexp=lattice.logsumexp,
             calibration=self._calibration,
+            prefix_lens=prefix_lens.contiguous(),
             out=first(self._buffers.trees, batch),
-        )
-        torch.add(
-            prefix_lens[:, None], trees.depth.clamp_min(0), out=self._buffers.positions[:batch]
         )
 
 

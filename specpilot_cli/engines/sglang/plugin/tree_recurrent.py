@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 from sglang.srt.runtime_context import mamba_track_grid
 
 from specpilot_cli.engines.sglang.plugin.tree_buffers import TreeBuffers, first
 from specpilot_cli.engines.sglang.plugin.tree_facts import FACTS, REFERENCE
 from specpilot_cli.schema.plugin_config import TREE_ALGORITHM, TreePlugin
-from specpilot_kernels.tree_verify.commit import GdnCommit
+from specpilot_kernels.tree_verify.commit import GdnCommit, Keep
 from specpilot_kernels.tree_verify.conv import LayerWeights
 from specpilot_kernels.tree_verify.records import GdnShape, ReplayRecord
 from specpilot_kernels.tree_verify.verify import MAX_WY_ROWS, gdn_tree_verify, warm
+from specpilot_kernels.trees.gpu import AcceptedPaths
 
 _BACKEND = "GDNAttnBackend"
 
@@ -50,7 +50,6 @@ class RecurrentLayers:
         self._backend, self._buffers = backend, buffers
         self._stock: Callable[..., torch.Tensor] = backend.forward_extend
         pool = backend.req_to_token_pool
-        self._pool = pool.mamba_pool.mamba_cache
         ids = sorted(pool.mamba_map)
         caches = {layer: pool.mamba2_layer_cache(layer) for layer in ids}
         states = [caches[layer].temporal for layer in ids]
@@ -58,7 +57,7 @@ class RecurrentLayers:
         _, value_heads, value_dim, key_dim = states[0].shape
         keys = (windows[0].shape[1] - value_heads * value_dim) // 2
         shape = GdnShape(keys // key_dim, value_heads, key_dim, value_dim)
-        batch, device = buffers.positions.shape[0], states[0].device
+        batch, device = len(buffers.trees.token), states[0].device
         records = [ReplayRecord.allocate(shape, batch, settings.rows, device) for _ in ids]
         self._first = ids[0]
         self._layers = dict(zip(ids, zip(records, states, windows, strict=True), strict=True))
@@ -99,35 +98,17 @@ class RecurrentLayers:
         )
         return out.unsqueeze(0)
 
-    def commit(
-        self, path: torch.Tensor, count: torch.Tensor, *, enabled: torch.Tensor | None = None
-    ) -> None:
+    def commit(self, found: AcceptedPaths, prefix_lens: torch.Tensor, batch: Any) -> None:
         """Replay each request's accepted path, of the pass that ran last.
 
-        path int32 [B, D], count int32 [B]; enabled int32 [1], 0 leaves the states alone.
+        prefix_lens int64 [B]. Where SGLang's batch names slots for the prefix cache, the states at
+        its grid go there, if a path passes it.
         """
-        slot = self._slot[: path.shape[0]]
-        if enabled is not None:
-            slot = torch.where(enabled > 0, slot, -1)
-        self._commit(slot, path, count)
-
-    def keep_on_the_way(
-        self, path: torch.Tensor, count: torch.Tensor, prefix_lens: torch.Tensor, batch: Any
-    ) -> None:
-        """Write the states at the prefix cache's grid to the slots it named, before the commit.
-
-        A request gets there at most once a step, somewhere on its path: its states are copied, and
-        the copy is replayed up to that token.
-        """
-        grid = mamba_track_grid(batch.tree_cache.page_size)
-        reached = (prefix_lens + count + 1) // grid
-        rows = (reached * grid - prefix_lens).to(torch.int32)  # rows up to there, if any
-        wanted = (reached != prefix_lens // grid) & (rows > 0)
-        slot = self._slot[: path.shape[0]]
-        kept = self._backend._translate_mamba_indices(batch.mamba_track_indices)
-        step = torch.where(wanted, 0, -1)
-        for states in (self._pool.temporal, *self._pool.conv):
-            HybridLinearAttnBackend._scatter_speculative_state_with_mask(
-                states, states.unsqueeze(2), kept, step, slot
-            )
-        self._commit(torch.where(wanted, kept.long(), -1), path, rows - 1)
+        keep = None
+        if batch.mamba_track_indices is not None:
+            kept = self._backend._translate_mamba_indices(batch.mamba_track_indices)
+            grid = mamba_track_grid(batch.tree_cache.page_size)
+            keep = Keep(kept.to(torch.int64), prefix_lens, grid)
+        slot = self._slot[: len(found.path)]
+        # The kernel ahead of it is on another stream, so there is none to start beside.
+        self._commit(slot, found.path, found.n_accepted, keep=keep, dependent=False)

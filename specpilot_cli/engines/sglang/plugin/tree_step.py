@@ -14,7 +14,6 @@ import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
@@ -22,7 +21,7 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from specpilot_cli.engines.sglang.plugin.recorder_steps import device_of, largest_batch
 from specpilot_cli.engines.sglang.plugin.tree_attention import TreeAttention, full_backend
 from specpilot_cli.engines.sglang.plugin.tree_buffers import (
-    Accepted,
+    Outcome,
     TreeBuffers,
     first,
     make_buffers,
@@ -33,6 +32,7 @@ from specpilot_cli.engines.sglang.plugin.tree_input import tree_draft_input
 from specpilot_cli.engines.sglang.plugin.tree_recurrent import recurrent_layers
 from specpilot_cli.engines.sglang.plugin.tree_sampling import choose_tokens, chosen_by_argmax
 from specpilot_cli.schema.plugin_config import TreePlugin
+from specpilot_kernels.trees.gpu import AcceptedPaths
 
 Publish = Callable[..., None] | None
 
@@ -65,15 +65,13 @@ class TreeSteps:
         super().init_attention_backends()  # type: ignore[misc]
         settings, runner = self.settings, self.model_runner
         device = device_of(self)
-        self._offsets = torch.arange(settings.window, dtype=torch.int64, device=device)
-        self._buffers: TreeBuffers = make_buffers(settings, largest_batch(self), device)
+        batch = largest_batch(self)
+        self._positions = torch.zeros((batch, settings.window), dtype=torch.int64, device=device)
+        self._buffers: TreeBuffers = make_buffers(settings, batch, device)
         backend = full_backend(runner.attn_backend)
         TreeAttention(backend, self._buffers, settings.rows).install()
         recurrent = recurrent_layers(runner, settings, self._buffers)
-        self._commit = Commit(
-            settings, self._buffers, runner.token_to_kv_pool, recurrent,
-            advances_in_graph=not get_exec().mamba.enable_mamba_extra_buffer,
-        )  # fmt: skip
+        self._commit = Commit(settings, self._buffers, runner.token_to_kv_pool, recurrent)
         if device.type == "cuda":
             runner.capture_tail_hooks.append(self._commit.capture_hook)
         self._prepare_drafts()
@@ -107,40 +105,34 @@ class TreeSteps:
         self._draft(batch, window)
         grammar = self._grammar_tree(batch)
         output = self._verify(batch, window)
-        accepted = self._accept(batch, window, output, grammar, grammar_barrier)
-        logits, width = output.logits_output, self.settings.depth + 1
-        # A copy, since the next step writes there; turned, since kernels want dense columns.
-        kept = accepted.packed.t().clone(memory_format=torch.contiguous_format)
-        bonus, new_lens, counts = kept[width], kept[width + 1], kept[width + 2].to(torch.int32)
-        tokens = kept[:width].t().contiguous()
-        if on_publish is not None:
-            on_publish(new_lens)
-        places = self._rows_of(accepted)
-        if batch.return_logprob:
-            self._logprobs(batch, logits, places, tokens)
-        self._keep_context(window, logits.hidden_states[places.reshape(-1)], counts)
+        found = self._accept(batch, window, output, grammar, grammar_barrier)
+        logits = output.logits_output
+        with self._commit.advancing(found, window.prefix_lens, batch):
+            # a copy, since the next step writes there
+            outcome = self._buffers.accepted.outcome(window.batch)
+            if on_publish is not None:
+                on_publish(outcome.length)
+            if batch.return_logprob:
+                self._logprobs(batch, logits, found.place, outcome)
+            rows = logits.hidden_states[found.place.view(-1)]
+            self._keep_context(window, rows, outcome.n_committed)
         logits.hidden_states = None  # large, and the scheduler would copy it
         FACTS.steps += window.batch
         return GenerationBatchResult(
             logits_output=logits,
-            next_token_ids=tokens.view(-1),
-            accept_lens=counts,
+            next_token_ids=outcome.committed.view(-1),
+            accept_lens=outcome.n_committed,
             can_run_cuda_graph=output.can_run_cuda_graph,
-            next_draft_input=tree_draft_input(bonus, new_lens, self.settings),
+            next_draft_input=tree_draft_input(outcome.bonus, outcome.length, self.settings),
             speculative_num_draft_tokens=self.settings.rows,
-            speculative_output_stride=width,
-            new_seq_lens=new_lens,
+            speculative_output_stride=self.settings.depth + 1,
+            new_seq_lens=outcome.length,
             routed_experts_output=output.routed_experts_output,
             indexer_topk_output=output.indexer_topk_output,
         )
 
-    def _rows_of(self, accepted: Accepted) -> torch.Tensor:
-        """Rows of the verify pass along each path, [B, D]; unused places repeat the root's."""
-        rows = accepted.path.clamp_min(0).long()
-        first_rows = torch.arange(len(rows), device=rows.device)[:, None] * self.settings.rows
-        return first_rows + rows
-
     def _open_window(self, batch: Any) -> Window:
+        """One launch: KV slots, positions, and the last tokens as the draft pass's first."""
         settings, count = self.settings, len(batch.seq_lens)
         lengths = batch.seq_lens_cpu
         plan = self.model_runner.kv_index_translator.plan_uniform_extend(
@@ -148,22 +140,24 @@ class TreeSteps:
             seq_lens=batch.seq_lens,
             seq_lens_cpu=batch.spec_info.nxt_kv_lens_cpu if lengths is None else lengths,
             width=settings.window,
+            positions_out=self._positions[:count],
+            anchor_src=batch.spec_info.bonus_tokens,
+            anchor_out=self._block_ids(count),
         )
         return Window(
             batch=count,
             prefix_lens=batch.seq_lens,
-            positions=batch.seq_lens[:, None] + self._offsets,
+            positions=self._positions[:count],
             slots=plan.write_virtual.view(count, settings.window),
             plan=plan,
         )
 
     def _verify(self, batch: Any, window: Window) -> Any:
-        """The target's pass over all rows; in a graph it accepts and commits as well."""
+        """The target's pass over all rows; in a graph it accepts as well."""
         rows, count = self.settings.rows, window.batch
-        trees = first(self._buffers.trees, count)
         asked = DFlashVerifyInput(
-            draft_token=trees.token.reshape(-1),
-            positions=self._buffers.positions[:count].reshape(-1),
+            draft_token=self._buffers.trees.token[:count].reshape(-1),
+            positions=self._buffers.trees.position[:count].reshape(-1),
             draft_token_num=rows,
             custom_mask=None,
             capture_hidden_mode=CaptureHiddenMode.FULL,
@@ -178,26 +172,24 @@ class TreeSteps:
         elif batch.spec_info.nxt_kv_lens_cpu is not None:
             batch.seq_lens_cpu = batch.spec_info.nxt_kv_lens_cpu
             batch.seq_lens_sum = int(batch.spec_info.nxt_kv_lens_sum)
-        self._let_graph_commit(chosen_by_argmax(batch))
+        self._let_graph_accept(chosen_by_argmax(batch))
         prepared, _ = asked.prepare_for_verify(batch, self._target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = saved
         return self._target_worker.forward_batch_generation(
             batch=None, forward_batch=prepared, is_verify=True, skip_attn_backend_init=True
         )
 
-    def _let_graph_commit(self, wanted: bool) -> None:
-        if getattr(self, "_graph_commits", None) is not wanted:
-            self._graph_commits = wanted
+    def _let_graph_accept(self, wanted: bool) -> None:
+        if getattr(self, "_graph_accepts", None) is not wanted:
+            self._graph_accepts = wanted
             self._buffers.enabled.fill_(int(wanted))
 
     def _accept(
         self, batch: Any, window: Window, output: Any, grammar: Any, barrier: Any
-    ) -> Accepted:
+    ) -> AcceptedPaths:
         count, rows = window.batch, self.settings.rows
-        if output.can_run_cuda_graph and self._graph_commits:
-            found = self._buffers.accepted.first(count)
-            self._commit.advance(found, window.prefix_lens, batch, in_graph=True)
-            return found
+        if output.can_run_cuda_graph and self._graph_accepts:
+            return self._buffers.accepted.first(count)
         logits = output.logits_output.next_token_logits
         apply_dflash_verify_logits_adjustments(
             next_token_logits=logits, sampling_info=batch.sampling_info, draft_token_num=rows
@@ -213,16 +205,14 @@ class TreeSteps:
             if mask is not None:
                 mask.apply(logits)
         chosen = choose_tokens(
-            logits, batch.sampling_info, self._buffers.positions[:count].reshape(-1), rows
+            logits, batch.sampling_info, self._buffers.trees.position[:count].reshape(-1), rows
         )
         slots = window.plan.write_ids(self.model_runner.kv_index_translator)
-        found = self._commit.accept(
+        return self._commit.accept(
             chosen.view(count, rows),
             window.prefix_lens,
             slots.view(count, self.settings.window)[:, :rows].contiguous(),
         )
-        self._commit.advance(found, window.prefix_lens, batch, in_graph=False)
-        return found
 
     def _grammar_tree(self, batch: Any) -> Any:
         """The trees as first children and next siblings, on their way to the host."""
@@ -239,14 +229,13 @@ class TreeSteps:
         links = [torch.where(link < rows, link, -1) for link in (child, sibling)]
         return GrammarTree.from_device(*links, trees.token)
 
-    def _logprobs(
-        self, batch: Any, logits: Any, places: torch.Tensor, tokens: torch.Tensor
-    ) -> None:
+    def _logprobs(self, batch: Any, logits: Any, places: torch.Tensor, outcome: Outcome) -> None:
         """Log-probabilities of the committed tokens [B, D], each after its row of the path."""
+        tokens, nobodys = outcome.committed, len(places) * self.settings.rows
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        used = torch.where(steps < outcome.n_committed[:, None], places, nobodys)
         # SGLang gathers what follows a row from the row's place
-        follows = tokens.new_zeros(len(places) * self.settings.rows)
-        for place in reversed(range(tokens.shape[1])):  # the root's own comes last and stays
-            follows[places[:, place]] = tokens[:, place]
+        follows = tokens.new_zeros(nobodys + 1).scatter_(0, used.view(-1), tokens.view(-1))
         compute_spec_logprobs(batch, logits, follows, accept_index=places)
 
     def _build_in_graph(self, runner: Any) -> None:
@@ -269,8 +258,12 @@ class TreeSteps:
         """Trees of a draft pass's rows: hidden states, tokens and positions."""
         raise NotImplementedError
 
+    def _block_ids(self, batch: int) -> torch.Tensor:
+        """Token ids of the draft pass int64 [B, any], masks but for the first column."""
+        raise NotImplementedError
+
     def _draft(self, batch: Any, window: Window) -> None:
-        """Run the drafter and leave the trees and their positions in the buffers."""
+        """Run the drafter and leave the trees in the buffers."""
         raise NotImplementedError
 
     def _keep_context(self, window: Window, hidden: torch.Tensor, counts: torch.Tensor) -> None:

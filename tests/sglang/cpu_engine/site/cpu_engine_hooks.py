@@ -31,6 +31,11 @@ def register() -> None:
             _resolve,
             HookType.REPLACE,
         )
+    HookRegistry.register(
+        "sglang.srt.arg_groups.mamba_hook._platform_supports_mamba_cache_extra_buffer",
+        _yes,
+        HookType.REPLACE,
+    )
     in_child = multiprocessing.parent_process() is not None or IN_PROCESS in os.environ
     if not in_child or _SCHEDULER not in sys.modules:
         return  # SGLang imports the modules of all hooks, seconds lost where no model runs
@@ -56,6 +61,11 @@ def register() -> None:
         _no_fused_write,
         HookType.REPLACE,
     )
+
+
+def _yes() -> bool:
+    """A prefix cache of recurrent states on the way is served, if prefills are short enough."""
+    return True
 
 
 def _no_fused_write(_model: Any, _pool: Any) -> None:
