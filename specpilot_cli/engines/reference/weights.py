@@ -22,6 +22,7 @@ _ONE_CHECKPOINT = "are config.json and the safetensors files whole, and of one c
 
 _TARGET_PREFIXES = ("model.language_model.", "model.")
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+_ALLOCATING = (torch.empty, torch.zeros, torch.ones)
 
 
 def load_target(
@@ -56,7 +57,7 @@ def load_drafter(
 
 
 class _Unset(TorchFunctionMode):
-    """Matrices are allocated on `device` and left as they are: files fill them.
+    """Parameters are allocated on `device` and left as they are: files fill them.
 
     `torch.device("meta")` and a random start would load torch's compiler, which takes longer than
     everything else about a small model.
@@ -76,13 +77,13 @@ class _Unset(TorchFunctionMode):
         named = dict(kwargs or {})
         if getattr(func, "__module__", None) == nn.init.__name__:
             return named["tensor"] if "tensor" in named else args[0]
-        if func is torch.empty:
+        if func in _ALLOCATING:
             named["device"] = self._device
         return func(*args, **named)
 
 
 def _allocated(build: Callable[[], M], folder: Path) -> M:
-    """The module with its matrices unset.
+    """The module with its parameters unset.
 
     Refuses a config whose model the folder's files cannot hold, before memory is taken.
     """
