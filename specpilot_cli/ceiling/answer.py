@@ -108,10 +108,7 @@ def answer_ceiling(
         tokens=tokens,
         ceiling=ceiling,
         measured=None if other is None else with_peaks(other),
-        advice=_advice(
-            profile, ceiling, _best_tree(tokens, replayed, speedups, now),
-            [*mixed_notes(profile, replayed, curve), *_slower_note(speedups)],
-        ),
+        advice=_advice(profile, ceiling, tokens, replayed, curve, speedups, now),
         speedups=speedups,
         now=now,
         curve=curve if replayed is not None else None,
@@ -166,8 +163,17 @@ def _slower_note(speedups: tuple[SpeedupPoint, ...]) -> list[str]:
     return [f"at these step times plain decoding beats every tree: the best reaches {best:.2f}×"]
 
 
-def _advice(profile: StepProfile, ceiling: Ceiling, tree: BestTree, mixed: list[str]) -> Advice:
-    found = advise(ceiling, tree=tree)
+def _advice(
+    profile: StepProfile,
+    ceiling: Ceiling,
+    tokens: TokenCounts,
+    replayed: ReplayedTaus | None,
+    curve: StepTimeCurve | None,
+    speedups: tuple[SpeedupPoint, ...],
+    now: SpeedupPoint | None,
+) -> Advice:
+    found = advise(ceiling, tree=_best_tree(tokens, replayed, speedups, now))
+    mixed = (*mixed_notes(profile, replayed, curve), *_slower_note(speedups))
     about = (device_note(profile, ceiling), period_note(profile))
     notes = (*found.notes, *mixed, *(note for note in about if note is not None))
     return replace(found, notes=notes)

@@ -13,6 +13,7 @@ from specpilot_cli.commands.simulate_measure import measure
 
 if TYPE_CHECKING:
     from specpilot_cli.schema.batch_times import BatchStepTimes
+    from specpilot_cli.schema.lattice import LatticeRecording
     from specpilot_cli.simulate.batch import BatchResult
     from specpilot_cli.simulate.plateaus import Plateau
     from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
@@ -101,7 +102,6 @@ def batch(
     from specpilot_cli.io.lattice_file import read_lattice
     from specpilot_cli.report.json_out import build_envelope
     from specpilot_cli.report.simulate_page import render_batch_page
-    from specpilot_cli.schema.deployment import of_batch_times, of_recording, projected_because
     from specpilot_cli.simulate.batch import simulate_batches
     from specpilot_cli.simulate.inputs import load_batch_times
     from specpilot_cli.simulate.policy import parse_policy
@@ -116,19 +116,22 @@ def batch(
         found = simulate_batches(
             recording, times, policies, counts, repeat=repeat, reporter=reporter
         )
-    projected = projected_because(
-        of_recording(recording.metadata), of_batch_times(times), what="the step times"
-    )
-    envelope = build_envelope(
-        "simulate batch",
-        {"step_times": times, "projected_because": projected, "runs": found},
-        inputs=[lattice],
-    )
+    projected = _projected(recording, times)
+    results = {"step_times": times, "projected_because": projected, "runs": found}
+    envelope = build_envelope("simulate batch", results, inputs=[lattice])
     options.finish(
         envelope, as_json=as_json, output=output, force=force,
         text=lambda: _print_batches(found, times, projected),
         writers={".html": lambda: render_batch_page(found, times, envelope, projected=projected)},
     )  # fmt: skip
+
+
+def _projected(recording: LatticeRecording, times: BatchStepTimes) -> tuple[str, ...]:
+    """Why tokens and times are not of one deployment; empty if they are."""
+    from specpilot_cli.schema.deployment import of_batch_times, of_recording, projected_because
+
+    own = of_recording(recording.metadata)
+    return projected_because(own, of_batch_times(times), what="the step times")
 
 
 def _counts(text: str) -> list[int]:
