@@ -42,6 +42,7 @@ from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.engines.reference.stepping import StepRunner
 from specpilot_cli.io.atomic import atomic_write_text
 from specpilot_cli.io.cpu_info import cpu_name
+from specpilot_cli.io.hashing import sha256_folder
 from specpilot_cli.io.lattice_file import read_lattice
 from specpilot_cli.io.prompts_file import read_prompts
 from specpilot_cli.replay.split import requests_of
@@ -181,8 +182,8 @@ def batch_times(curves: Sequence[CostCurve], prefill: Sequence[dict[str, Any]]) 
             "name": "demo-cpu",
             "engine": {"name": "specpilot-reference", "version": __version__},
             "device": {"name": cpu_name(), "kind": "cpu", "threads": 1},
-            "target": {"name": "demo-cpu target"},
-            "drafter": {"name": "demo-cpu drafter"},
+            "target": {"name": "demo-cpu target", "sha256": sha256_folder(PAIR / "target")},
+            "drafter": {"name": "demo-cpu drafter", "sha256": sha256_folder(PAIR / "drafter")},
             "dtype": "float32",
             "decode": [curve.model_dump() for curve in curves],
             "prefill": {"name": "prefill", "driver": "prompt_rows", "points": points},

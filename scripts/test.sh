@@ -3,6 +3,7 @@
 #
 #   scripts/test.sh                   the whole suite
 #   scripts/test.sh tests/unit -x     checks, then pytest with these arguments
+#   scripts/test.sh -n 0              in one process
 #
 # $SPECPILOT_VENV names the environment (default .venv-test); .venv-sglang is where SGLang runs. A
 # second run reuses both. $NO_SGLANG=1 does without the latter, and its tests are skipped.
@@ -25,5 +26,5 @@ step mypy --no-error-summary
 step lint-imports --no-logo
 # Their tests would do the same once more.
 lint=tests/packaging/test_lint.py
-step python -m pytest -q --durations=15 --deselect "$lint::test_ruff_passes" \
+step python -m pytest -q -n 2 --durations=15 --deselect "$lint::test_ruff_passes" \
   --deselect "$lint::test_mypy_passes" --deselect "$lint::test_import_rules_hold" "$@"

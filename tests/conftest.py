@@ -27,6 +27,14 @@ _LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 # that cannot be reached takes it half a minute.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Workers of pytest-xdist share the cores, and compile at the same time, which numba's cache on disk
+# is not made for. Both are read once, when torch and numba are imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ["NUMBA_CACHE_DIR"] = str(
+        Path(__file__).parents[1] / ".pytest_cache/numba" / os.environ["PYTEST_XDIST_WORKER"]
+    )
+
 # A shell without job control starts background jobs with SIGINT ignored, and every child inherits
 # that: the tests of interruption would then test the shell.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -39,7 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests on a machine without a device, and `extended` ones unless asked for."""
+    """Skip `gpu` tests on a machine without a device, and `extended` ones unless asked for.
+
+    Workers of pytest-xdist begin with the files that take longest, and so end together.
+    """
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
     if not config.getoption("--extended"):
         for item in items:
             if item.get_closest_marker("extended"):
@@ -48,6 +62,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if marked and not cuda_devices():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=_NO_DEVICE))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With pytest-xdist, one worker runs all tests of a file, which share what they start.
+
+    The real engine's files go to one worker, too: more of its servers at once would need more
+    memory than a small machine has.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "tests/sglang" if file.startswith("tests/sglang/") else file
+
+    config.option.loadscopereorder = False  # the order of collection, not of numbers of tests
+    return ByFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

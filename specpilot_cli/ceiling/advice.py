@@ -64,8 +64,27 @@ class Advice:
     notes: tuple[str, ...]
 
 
-def advise(ceiling: Ceiling, *, best_nodes: int | None = None) -> Advice:
-    """Advice for `ceiling`; `best_nodes` is the budget that `tau_best` belongs to, if known."""
+@dataclass(frozen=True, slots=True)
+class BestTree:
+    """The tree that `tau_best` belongs to: its policy, its nodes where known, and `gain`, its
+    speedup over what runs now at the same step times, where both are known.
+    """
+
+    policy: str = "best-first"
+    nodes: int | None = None
+    gain: float | None = None
+
+    @property
+    def pays(self) -> bool:
+        """False only where it is known to bring no speed."""
+        return self.gain is None or self.gain > 1
+
+
+_SOME_TREE = BestTree()
+
+
+def advise(ceiling: Ceiling, *, tree: BestTree = _SOME_TREE) -> Advice:
+    """Advice for `ceiling`, whose `tau_best` is that of `tree`."""
     factors = ceiling.factors
     notes = _notes(ceiling)
     if factors.product < _NEAR_CEILING and factors.tau is not None:
@@ -79,11 +98,11 @@ def advise(ceiling: Ceiling, *, best_nodes: int | None = None) -> Advice:
     value = {"tau": factors.tau, "kernel": factors.kernel, "overhead": factors.overhead}[lead]
     headline = f"{LEADERS[lead]} with {value:.2f}× of {factors.product:.2f}×"
     if lead == "tau":
-        return Advice(headline, _tau_step(ceiling, best_nodes), notes)
+        return Advice(headline, _tau_step(ceiling, tree), notes)
     if lead == "overhead":
         return Advice(headline, _overhead_step(ceiling), notes)
     if ceiling.engine == REFERENCE_ENGINE:
-        return Advice(headline, _reference_step(ceiling, best_nodes), notes)
+        return Advice(headline, _reference_step(ceiling, tree), notes)
     gap = _kernel_gap(ceiling)
     return Advice(headline, f"{gap.what}: {gap.action}", notes)
 
@@ -141,12 +160,17 @@ def device_note(profile: StepProfile, ceiling: Ceiling) -> str | None:
     )
 
 
-def _tau_step(ceiling: Ceiling, best_nodes: int | None) -> str:
-    size = "a best-first tree" if best_nodes is None else f"a best-first tree of {best_nodes} nodes"
-    return (
-        f"verify {size}: the recorded candidates hold {ceiling.tau_best:.2f} tokens per step "
-        f"against {ceiling.tau:.2f} now"
-    )
+def _tau_step(ceiling: Ceiling, tree: BestTree) -> str:
+    article = "an" if tree.policy[0] in "aeiou" else "a"
+    size = "" if tree.nodes is None else f" of {tree.nodes} nodes"
+    what = f"{article} {tree.policy} tree{size}"
+    best, now = f"{ceiling.tau_best:.2f}", f"{ceiling.tau:.2f}"
+    if not tree.pays:
+        return (
+            f"{what} commits {best} tokens per step against {now} now and brings no speed at "
+            f"these step times ({tree.gain:.2f}×)"
+        )
+    return f"verify {what}: the recorded candidates hold {best} tokens per step against {now} now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +199,7 @@ def _kernel_gap(ceiling: Ceiling) -> _Gap:
     )
 
 
-def _reference_step(ceiling: Ceiling, best_nodes: int | None) -> str:
+def _reference_step(ceiling: Ceiling, tree: BestTree) -> str:
     """Kernels lead on an engine whose kernels cannot be chosen: say so, and what remains."""
     text = (
         f"{_kernel_gap(ceiling).what}; the reference engine runs each layer as many small "
@@ -184,7 +208,9 @@ def _reference_step(ceiling: Ceiling, best_nodes: int | None) -> str:
     )
     if ceiling.factors.tau is None or ceiling.factors.tau <= 1:
         return text
-    return f"{text}. Here the tokens are what can be had: {_tau_step(ceiling, best_nodes)}"
+    if not tree.pays:
+        return f"{text}; {_tau_step(ceiling, tree)}"
+    return f"{text}. Here the tokens are what can be had: {_tau_step(ceiling, tree)}"
 
 
 def _overhead_step(ceiling: Ceiling) -> str:

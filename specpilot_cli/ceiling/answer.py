@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from specpilot_cli.ceiling.advice import Advice, advise, device_note, period_note
+from specpilot_cli.ceiling.advice import Advice, BestTree, advise, device_note, period_note
 from specpilot_cli.ceiling.factors import Ceiling, check_tau, measure_ceiling
 from specpilot_cli.ceiling.floors import PAPER_RULE, FloorRule
 from specpilot_cli.ceiling.levers import Lever, find_levers
@@ -108,7 +108,7 @@ def answer_ceiling(
         tokens=tokens,
         ceiling=ceiling,
         measured=None if other is None else with_peaks(other),
-        advice=_advice(profile, ceiling, tokens, mixed_notes(profile, replayed, curve)),
+        advice=_advice(profile, ceiling, tokens, replayed, curve, speedups, now),
         speedups=speedups,
         now=now,
         curve=curve if replayed is not None else None,
@@ -142,10 +142,38 @@ def _speedups(
     return speedup_curve(replayed.trees, curve), now
 
 
+def _best_tree(
+    tokens: TokenCounts,
+    replayed: ReplayedTaus | None,
+    speedups: tuple[SpeedupPoint, ...],
+    now: SpeedupPoint | None,
+) -> BestTree:
+    """The tree that advice names, and what it gains over the policy as it runs."""
+    policy = "best-first" if replayed is None else replayed.policy
+    if now is None or tokens.best_nodes is None or not speedups:
+        return BestTree(policy, tokens.best_nodes)
+    return BestTree(policy, tokens.best_nodes, best_budget(speedups).speedup / now.speedup)
+
+
+def _slower_note(speedups: tuple[SpeedupPoint, ...]) -> list[str]:
+    """That plain decoding beats every tree; empty where it does not."""
+    best = max((point.speedup for point in speedups), default=1.0)
+    if best >= 1:
+        return []
+    return [f"at these step times plain decoding beats every tree: the best reaches {best:.2f}×"]
+
+
 def _advice(
-    profile: StepProfile, ceiling: Ceiling, tokens: TokenCounts, mixed: list[str]
+    profile: StepProfile,
+    ceiling: Ceiling,
+    tokens: TokenCounts,
+    replayed: ReplayedTaus | None,
+    curve: StepTimeCurve | None,
+    speedups: tuple[SpeedupPoint, ...],
+    now: SpeedupPoint | None,
 ) -> Advice:
-    found = advise(ceiling, best_nodes=tokens.best_nodes)
+    found = advise(ceiling, tree=_best_tree(tokens, replayed, speedups, now))
+    mixed = (*mixed_notes(profile, replayed, curve), *_slower_note(speedups))
     about = (device_note(profile, ceiling), period_note(profile))
     notes = (*found.notes, *mixed, *(note for note in about if note is not None))
     return replace(found, notes=notes)

@@ -13,6 +13,7 @@ from specpilot_cli.commands.simulate_measure import measure
 
 if TYPE_CHECKING:
     from specpilot_cli.schema.batch_times import BatchStepTimes
+    from specpilot_cli.schema.lattice import LatticeRecording
     from specpilot_cli.simulate.batch import BatchResult
     from specpilot_cli.simulate.plateaus import Plateau
     from specpilot_cli.simulate.tlv import CycleTimes, TwoLevel
@@ -115,14 +116,22 @@ def batch(
         found = simulate_batches(
             recording, times, policies, counts, repeat=repeat, reporter=reporter
         )
-    envelope = build_envelope(
-        "simulate batch", {"step_times": times, "runs": found}, inputs=[lattice]
-    )
+    projected = _projected(recording, times)
+    results = {"step_times": times, "projected_because": projected, "runs": found}
+    envelope = build_envelope("simulate batch", results, inputs=[lattice])
     options.finish(
         envelope, as_json=as_json, output=output, force=force,
-        text=lambda: _print_batches(found, times),
-        writers={".html": lambda: render_batch_page(found, times, envelope)},
+        text=lambda: _print_batches(found, times, projected),
+        writers={".html": lambda: render_batch_page(found, times, envelope, projected=projected)},
     )  # fmt: skip
+
+
+def _projected(recording: LatticeRecording, times: BatchStepTimes) -> tuple[str, ...]:
+    """Why tokens and times are not of one deployment; empty if they are."""
+    from specpilot_cli.schema.deployment import of_batch_times, of_recording, projected_because
+
+    own = of_recording(recording.metadata)
+    return projected_because(own, of_batch_times(times), what="the step times")
 
 
 def _counts(text: str) -> list[int]:
@@ -137,7 +146,9 @@ def _counts(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _print_batches(found: list[BatchResult], times: BatchStepTimes) -> None:
+def _print_batches(
+    found: list[BatchResult], times: BatchStepTimes, projected: tuple[str, ...]
+) -> None:
     from specpilot_cli.report.simulate_page import (
         BATCH_COLUMNS,
         batch_finding,
@@ -148,7 +159,7 @@ def _print_batches(found: list[BatchResult], times: BatchStepTimes) -> None:
 
     head = [Column(BATCH_COLUMNS[0]), *(Column(title, "right") for title in BATCH_COLUMNS[1:])]
     print_table(head, batch_rows(found), title=f"simulated; step times: {times.source}")
-    for note in batch_notes(found, times):
+    for note in batch_notes(found, times, projected):
         print_line(f"note: {note}")
     print_line(batch_finding(found))
 

@@ -77,6 +77,10 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End the process; may be called twice."""
+        self._end(within_s=_CLOSE_S)
+
+    def _end(self, *, within_s: float) -> None:
+        """Let the process end by itself within that time."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -85,7 +89,7 @@ class ProcessEngine:
         with contextlib.suppress(OSError):
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_CLOSE_S)
+            process.wait(within_s)
         process.kill()
         process.wait()
         process.stdout.close()
@@ -142,7 +146,9 @@ class ProcessEngine:
                 "the client process has died", hint="is the machine out of memory?"
             ) from error
         except BaseException:
-            self.close()  # an interrupted call leaves half a reply in the pipe
+            # An interrupted call leaves half a reply in the pipe, and a process that would go on
+            # with its requests.
+            self._end(within_s=0)
             raise
         self.cpu_s, self.loop_lag_p99_s = reply.cpu_s, reply.loop_lag_p99_s
         if reply.error is not None:

@@ -50,7 +50,12 @@ def load_gpu(name: str, environ: Mapping[str, str] = os.environ) -> GpuProfile:
     Raises `InputError` naming the closest match and every known name.
     """
     wanted = name.strip().casefold()
-    profiles = [read_yaml_model(path, GpuProfile) for path in gpu_files(environ).values()]
+    files = gpu_files(environ)
+    if wanted in files:  # most are asked for by their file's name
+        profile = read_yaml_model(files[wanted], GpuProfile)
+        if wanted in _names(profile):
+            return profile
+    profiles = [read_yaml_model(path, GpuProfile) for path in files.values()]
     for profile in profiles:
         if wanted in _names(profile):
             return profile

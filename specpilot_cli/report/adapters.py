@@ -250,8 +250,9 @@ def what_if_rows(found: WhatIf) -> list[tuple[str, ...]]:
 
 def what_if_text(found: WhatIf) -> str:
     """One sentence: where, how fast, and what it assumes."""
+    ratio = f"{found.speedup:.2f}" if found.speedup >= 0.1 else f"{found.speedup:.2g}"
     return (
-        f"{found.target} on {found.device}: {found.speedup:.2f}× as many steps a second "
+        f"{found.target} on {found.device}: {ratio}× as many steps a second "
         f"(projected; {found.assumes})"
     )
 

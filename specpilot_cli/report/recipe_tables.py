@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specpilot_cli.apply.reference.run import RecipeResult
-from specpilot_cli.ceiling.advice import advise
+from specpilot_cli.ceiling.advice import BestTree, advise
 from specpilot_cli.convert_w12.inspect import totals
 from specpilot_cli.report import adapters
 from specpilot_cli.report.html import ReportTable
@@ -155,7 +155,9 @@ def _worst_row(item: EventInContext) -> tuple[str, ...]:
 def _cost_tables(result: RecipeResult) -> Iterator[ReportTable]:
     measured = result.measured
     factors, classes = adapters.ceiling_tables(measured.ceiling)
-    advice = advise(measured.ceiling, best_nodes=measured.chosen.n_nodes)
+    chosen = measured.chosen
+    gain = chosen.speedup / measured.stock_point.speedup
+    advice = advise(measured.ceiling, tree=BestTree(nodes=chosen.n_nodes, gain=gain))
     step = f"{advice.headline[0].upper()}{advice.headline[1:]}: {advice.next_step}."
     weighed = "τ is the geometric mean over benchmarks of dev prompts, as the gate weighs them."
     note = "\n\n".join(part for part in (step, factors.note, weighed) if part)

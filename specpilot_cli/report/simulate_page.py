@@ -86,9 +86,13 @@ def batch_finding(found: Sequence[BatchResult]) -> str:
 
 
 def render_batch_page(
-    found: Sequence[BatchResult], times: BatchStepTimes, envelope: Envelope
+    found: Sequence[BatchResult],
+    times: BatchStepTimes,
+    envelope: Envelope,
+    *,
+    projected: Sequence[str] = (),
 ) -> str:
-    """The page of `specpilot simulate batch`."""
+    """The page of `specpilot simulate batch`; `projected` says what ran apart, as in the text."""
     best = max(found, key=lambda item: item.tokens_per_s)
     return render_report(
         ReportData(
@@ -103,7 +107,7 @@ def render_batch_page(
                 KeyFigure("in flight there", str(best.concurrency)),
                 KeyFigure("runs", str(len(found))),
             ),
-            caveats=batch_notes(found, times),
+            caveats=batch_notes(found, times, projected),
             inputs=tuple(InputHash(item.path, item.sha256) for item in envelope.inputs),
             numbers=(ReportTable("Runs", BATCH_COLUMNS, tuple(batch_rows(found)), times.source),),
             figures=(batch_speedup.draw(_figure(found, times)),),
@@ -114,9 +118,14 @@ def render_batch_page(
     )
 
 
-def batch_notes(found: Sequence[BatchResult], times: BatchStepTimes) -> tuple[str, ...]:
-    """What to keep in mind: what the times leave open or do not reach, places that stayed empty."""
-    notes = list(times.notes)
+def batch_notes(
+    found: Sequence[BatchResult], times: BatchStepTimes, projected: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What to keep in mind: what the times leave open or do not reach, places that stayed empty.
+
+    projected: why recording and times are not of one deployment.
+    """
+    notes = [*times.notes, *(f"projected: {reason}" for reason in projected)]
     outside = sorted({name for item in found for name in item.extrapolated})
     if outside:
         notes.append(f"step times beyond their measured range: {', '.join(outside)}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specpilot_cli.schema.batch_times import BatchStepTimes
 from specpilot_cli.schema.lattice import LatticeMetadata
 from specpilot_cli.schema.step_profile import StepProfile, StepTimeCurve
 
@@ -54,6 +55,11 @@ def of_curve(curve: StepTimeCurve) -> Deployment:
     return Deployment(
         curve.engine.name, curve.target.sha256, curve.drafter.sha256, tuple(sorted(blocks))
     )
+
+
+def of_batch_times(times: BatchStepTimes) -> Deployment:
+    """Whose batches were timed; its drafted blocks are the times' own drivers."""
+    return Deployment(times.engine.name, times.target.sha256, times.drafter.sha256)
 
 
 def of_profile(profile: StepProfile) -> Deployment:

@@ -15,6 +15,8 @@ from specpilot_cli.schema.batch_times import CostCurve, CostPoint, Driver
 Float = npt.NDArray[np.float64]
 
 _KNOT_RATIO = 1.5  # between knots of the curve over rows; closer ones would follow noise
+_NEGLIGIBLE = 1e-6  # a share of every step below this is the solver's rounding
+_LEAST_S = 1e-12  # that a file of step times takes for a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,10 @@ def fit_components(samples: Sequence[StepSample]) -> tuple[tuple[CostCurve, ...]
 
     Nonnegative least squares on relative errors: a piecewise linear curve over rows that never
     falls, and straight ones over requests, contexts and drafted rows (with a step at the first).
-    Amounts that grow together in all samples cannot be told apart, and one of them gets the cost.
-    Raises `InputError` without samples.
+    Amounts that grow together in all samples cannot be told apart, and one of them gets the cost:
+    if drafting, or contexts, would leave nothing to a step as such or to its requests, then these
+    get it, since a step without drafts costs time too. Raises `InputError` without samples.
     """
-    from scipy.optimize import nnls
-
     if not samples:
         raise InputError("no measured step to fit")
     rows, requests, drafts, context, measured = (
@@ -51,7 +52,7 @@ def fit_components(samples: Sequence[StepSample]) -> tuple[tuple[CostCurve, ...]
     hats = [np.clip(rows - low, 0, high - low) for low, high in pairwise(knots)]
     columns = [np.ones_like(rows), *hats, context, requests, np.sign(drafts), drafts]
     matrix = np.stack(columns, axis=1)
-    weights, _ = nnls(matrix / measured[:, None], np.ones(len(measured)))
+    weights = _weights(matrix / measured[:, None])
     error = float(np.abs(matrix @ weights / measured - 1).mean())
     slopes = weights[1 : len(knots)]
     levels = weights[0] + np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))])
@@ -67,6 +68,26 @@ def fit_components(samples: Sequence[StepSample]) -> tuple[tuple[CostCurve, ...]
         if base or slope:
             curves.append(_curve(name, driver, ends, base + slope * ends))
     return tuple(curves), error
+
+
+def _weights(matrix: Float) -> Float:
+    """Nonnegative weights [n] of columns [s, n] whose sum is closest to 1, negligible ones zero.
+
+    The last four columns are contexts, requests, and two of drafting.
+    """
+    from scipy.optimize import nnls
+
+    n_columns = matrix.shape[1]
+    weights = np.zeros(n_columns)
+    for kept in (np.arange(n_columns), np.delete(np.arange(n_columns), (-2, -1)),
+                 np.delete(np.arange(n_columns), (-4, -2, -1))):  # fmt: skip
+        weights[:] = 0
+        weights[kept], _ = nnls(matrix[:, kept], np.ones(len(matrix)))
+        shares = (matrix * weights).max(axis=0)
+        weights[(shares < _NEGLIGIBLE) | (weights < _LEAST_S)] = 0
+        if weights[0] or weights[-3]:
+            break
+    return weights
 
 
 def _knots(rows: Float) -> Float:

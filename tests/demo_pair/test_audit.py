@@ -12,6 +12,8 @@ from specpilot_cli.io.jsonl import read_jsonl
 from specpilot_cli.schema.outputs import OutputRecord
 from tests.demo_pair.conftest import SERVERS
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 16  # unseen, two of each kind
 FAULT_AFTER = 48
 FAULT_EVERY = 7

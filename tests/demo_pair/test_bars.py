@@ -10,6 +10,8 @@ import pytest
 from specpilot_cli.engines.reference.engine import ReferenceEngine
 from specpilot_cli.engines.reference.spec import EngineResult, SpecConfig
 
+pytestmark = pytest.mark.slow
+
 PER_KIND = 6  # of 24 unseen prompts of each kind
 PROMPTS = 8 * PER_KIND
 GRAM = 8

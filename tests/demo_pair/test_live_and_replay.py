@@ -27,6 +27,8 @@ from specpilot_cli.engines.reference.spec import EngineResult, SpecConfig
 from specpilot_cli.replay.run import replay_accept_lengths
 from specpilot_cli.schema.outputs import OutputRecord
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = 16  # the first two unseen prompts of every kind
 ONE_BY_ONE = 8  # of these, decoded alone too
 ROUNDING_NATS = 1e-3

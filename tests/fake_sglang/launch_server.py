@@ -24,7 +24,7 @@ BEHAVIOUR: dict[str, Any] = {
     "version": "0.5.23",
     "plugin": "right",  # absent, inactive, unverified, other file, uninvited, nonsense
     "serves": None,  # another model than the one asked for
-    "healthy_s": 1e9,  # how long `/health` says so
+    "healthy_checks": 10**9,  # how many times `/health` says so
     "wrong_every": 0,  # tuned: every n-th token is another one
     "s_per_token": {"": 0.0},  # by value of --quantization
 } | json.loads(os.environ.get("FAKE_SGLANG", "{}"))
@@ -143,8 +143,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/server_info":
             self.reply(200, server_info())
         else:
-            healthy = time.monotonic() - started_s < BEHAVIOUR["healthy_s"]
-            self.reply(200 if healthy else 503, {})
+            BEHAVIOUR["healthy_checks"] -= 1
+            self.reply(200 if BEHAVIOUR["healthy_checks"] >= 0 else 503, {})
 
     def do_POST(self) -> None:
         """`/generate` and `/flush_cache`."""

@@ -103,7 +103,7 @@ def test_a_server_killed_while_it_serves(servers: dict[str, ServerProcess]) -> N
         with pytest.raises(SpecPilotError) as caught:
             running.result(60)
     assert caught.value.exit_code in (3, 4)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while server.running and time.monotonic() < deadline:
         time.sleep(0.1)
     with pytest.raises(MachineError, match="the broken server ended with status"):

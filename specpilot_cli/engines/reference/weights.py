@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from specpilot_cli.engines.reference.config import DrafterConfig, TargetConfig, check_pair
 from specpilot_cli.engines.reference.drafter import Drafter
@@ -15,10 +17,12 @@ from specpilot_cli.engines.reference.model import TargetModel
 from specpilot_cli.errors import InputError
 from specpilot_cli.io.w12_folder import read_folder_tensors
 
+M = TypeVar("M", bound=nn.Module)
 _ONE_CHECKPOINT = "are config.json and the safetensors files whole, and of one checkpoint?"
 
 _TARGET_PREFIXES = ("model.language_model.", "model.")
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+_ALLOCATING = (torch.empty, torch.zeros, torch.ones)
 
 
 def load_target(
@@ -26,8 +30,7 @@ def load_target(
 ) -> TargetModel:
     """Load a Qwen3.5-like target; W12 tensors are decoded to their exact BF16 values first."""
     config = TargetConfig.from_folder(folder)
-    _check_size(lambda: TargetModel(config, capture), folder)
-    model = TargetModel(config, capture)
+    model = _allocated(lambda: TargetModel(config, capture), folder)
     _fill(model, _renamed(_tensors(folder)), folder, dtype)
     return model.eval()
 
@@ -46,15 +49,45 @@ def load_drafter(
         )
     check_pair(target.config, config, folder)
     n_features = len(target.capture) * target.config.hidden_size
-    _check_size(lambda: Drafter(config, target.embed_tokens, target.lm_head, n_features), folder)
-    drafter = Drafter(config, target.embed_tokens, target.lm_head, n_features)
+    drafter = _allocated(
+        lambda: Drafter(config, target.embed_tokens, target.lm_head, n_features), folder
+    )
     _fill(drafter, _tensors(folder), folder, dtype)
     return drafter.eval()
 
 
-def _check_size(build: Callable[[], nn.Module], folder: Path) -> None:
-    """Refuse a config whose model the folder's files cannot hold, before memory is taken."""
-    with torch.device("meta"):
+class _Unset(TorchFunctionMode):
+    """Parameters are allocated on `device` and left as they are: files fill them.
+
+    `torch.device("meta")` and a random start would load torch's compiler, which takes longer than
+    everything else about a small model.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        named = dict(kwargs or {})
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return named["tensor"] if "tensor" in named else args[0]
+        if func in _ALLOCATING:
+            named["device"] = self._device
+        return func(*args, **named)
+
+
+def _allocated(build: Callable[[], M], folder: Path) -> M:
+    """The module with its parameters unset.
+
+    Refuses a config whose model the folder's files cannot hold, before memory is taken.
+    """
+    with _Unset("meta"):
         parameters = set(build().parameters())
     n_parameters = sum(p.numel() for p in parameters)
     files = sorted(folder.glob("*.safetensors"))
@@ -65,6 +98,8 @@ def _check_size(build: Callable[[], nn.Module], folder: Path) -> None:
             where=str(files[0] if len(files) == 1 else folder),
             hint=_ONE_CHECKPOINT,
         )
+    with _Unset("cpu"):
+        return build()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

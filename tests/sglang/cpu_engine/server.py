@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +10,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specpilot_cli.engines.process import ServerProcess, check_port_free
+from specpilot_cli.engines.process import ServerProcess
 from specpilot_cli.engines.sglang.launch import server_command, server_environment
-from specpilot_cli.errors import MachineError
 from specpilot_cli.schema.plugin_config import PluginConfig
 from specpilot_cli.schema.sglang_recipe import Argument
+from tests.ports import free_port
 from tests.sglang.cpu_engine.models import BLOCK, TinyPair
 
 _HERE = Path(__file__).resolve().parent
@@ -68,7 +67,7 @@ class CpuServer:
             config = folder / f"{self.name}.plugin.json"
             text = self.plugin if isinstance(self.plugin, str) else self.plugin.model_dump_json()
             config.write_text(text, encoding="utf-8")
-        port = _port()
+        port = free_port()
         command = server_command(
             str(PYTHON), str(pair.target), ARGUMENTS, host="127.0.0.1", port=port,
             drafter=str(pair.drafter),
@@ -85,15 +84,6 @@ class CpuServer:
             ready_timeout_s=600.0,
             stop_timeout_s=1.0,  # a polite end takes SGLang five seconds
         )
-
-
-def _port() -> int:
-    """A free port that the system gives to nobody else during the half minute of a start."""
-    while True:
-        port = random.randrange(20_000, 30_000)  # below the ports of outgoing connections
-        with suppress(MachineError):
-            check_port_free(port)
-            return port
 
 
 def start_together(stack: ExitStack, processes: Sequence[ServerProcess]) -> None:
@@ -122,7 +112,7 @@ def processes_of(logs: Path) -> dict[int, str]:
 
 def left_over(logs: Path) -> dict[int, str]:
     """`processes_of` those that should be gone: a killed process needs a moment to go."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (found := processes_of(logs)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from specpilot_cli.apply.reference.systems import SystemPlan, check_handshake, check_owner
 from specpilot_cli.apply.serving import Fleet, _held_port, launch
 from specpilot_cli.engines.listeners import listens
-from specpilot_cli.engines.process import ServerProcess, check_port_free
+from specpilot_cli.engines.process import ServerProcess, bind_port, check_port_free
 from specpilot_cli.engines.reference.faults import LogitFault
 from specpilot_cli.engines.reference.spec import SpecConfig
 from specpilot_cli.errors import MachineError, MeasurementInvalid
@@ -148,8 +149,9 @@ def test_failing_work_on_living_servers_is_what_it_was(
 
 def test_a_held_port_is_given_to_nobody_else_and_takes_its_server() -> None:
     with _held_port(0) as port:
-        others = {free_port() for _ in range(50)}
-        assert port not in others
+        with ExitStack() as stack:
+            others = [stack.enter_context(bind_port(0)) for _ in range(50)]
+            assert port not in {other.getsockname()[1] for other in others}
         check_port_free(port)
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specpilot_cli.ceiling.advice import REFERENCE_ENGINE, advise, overhead_note
+from specpilot_cli.ceiling.advice import REFERENCE_ENGINE, BestTree, advise, overhead_note
 from specpilot_cli.ceiling.factors import Factors, ceiling_factors, measure_ceiling
 from specpilot_cli.ceiling.floors import FULL_PEAK
 from specpilot_cli.ceiling.peaks import Peaks
@@ -88,7 +88,7 @@ def test_impossible_quantities_carry_no_verdict(times, taus):
 
 def test_advice_for_tokens_names_the_budget(make_profile, round_rates):
     ceiling = _ceiling(make_profile(), round_rates, tau_best=12.0)
-    advice = advise(ceiling, best_nodes=32)
+    advice = advise(ceiling, tree=BestTree(nodes=32))
     assert "32 nodes" in advice.next_step
     assert "12.00 tokens per step against 4.00" in advice.next_step
 
@@ -142,7 +142,7 @@ def test_advice_on_recurrent_layers_fits_the_device(make_profile, round_rates, k
 
 def test_the_reference_engine_is_not_told_to_change_its_kernels(make_profile, round_rates):
     profile = _with_device(make_profile, "specpilot-reference", "cpu")
-    advice = advise(_ceiling(profile, round_rates, tau_best=4.4), best_nodes=16)
+    advice = advise(_ceiling(profile, round_rates, tau_best=4.4), tree=BestTree(nodes=16))
     assert "snapshot" not in advice.next_step
     assert "no mechanism changes that" in advice.next_step
     assert advice.next_step.endswith(

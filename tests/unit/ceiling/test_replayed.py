@@ -103,6 +103,29 @@ def test_step_times_of_another_block_are_noted(ask: Callable[..., CeilingAnswer]
     assert any("the step times of block 16: drafting takes another time" in note for note in notes)
 
 
+def test_a_tree_that_brings_no_speed_is_not_advised(ask: Callable[..., CeilingAnswer]) -> None:
+    """Now: 4 tokens in 12 ms, measured. A tree of 7 nodes: 4.8 in 12 ms, or in 20 ms."""
+    longer = replace(TAUS, trees=(TauPoint(7, 4.8),), recorded=replace(OWN, blocks=(16,)))
+    gemm = {"name": "target_gemm", "seconds": 0.012, "bytes": 1.05e10, "flops": 1e9, "calls": 1}
+    quick = {"t_prof_s": 0.012, "classes": [gemm]}
+    cheap = [{"rows": 8, "step_s": 0.012}, {"rows": 16, "step_s": 0.03}]
+    steep = [{"rows": 8, "step_s": 0.02}, {"rows": 16, "step_s": 0.03}]
+    pays = ask(longer, {"points": cheap}, **quick).advice.next_step
+    assert pays == (
+        "verify a best-first tree of 7 nodes: the recorded candidates hold 4.80 tokens per step "
+        "against 4.00 now"
+    )
+    assert ask(longer, {"points": steep}, **quick).advice.next_step == (
+        "a best-first tree of 7 nodes commits 4.80 tokens per step against 4.00 now and brings no "
+        "speed at these step times (0.72×)"
+    )
+    assert not any("plain decoding" in note for note in ask(longer).advice.notes)
+    slow = ask(longer, {"points": [{"rows": 8, "step_s": 0.06}]}).advice.notes
+    assert "at these step times plain decoding beats every tree: the best reaches 0.80×" in slow
+    marginal = ask(replace(longer, policy="marginal"), {"points": cheap}, **quick)
+    assert marginal.advice.next_step.startswith("verify a marginal tree of 7 nodes")
+
+
 def test_an_eagle_drafter_has_no_block() -> None:
     trees = replace(OWN, kind="eagle", blocks=(6,))
     assert block_note(trees, OWN, what="x", consequence="y") is None

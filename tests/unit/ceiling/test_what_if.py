@@ -10,6 +10,7 @@ from specpilot_cli.ceiling.what_if import what_if
 from specpilot_cli.errors import InputError
 from specpilot_cli.models.registry import load_model
 from specpilot_cli.models.work import StepShape, step_work
+from specpilot_cli.report.adapters import what_if_text
 from specpilot_cli.schema.gpu_profile import PeakRates
 
 
@@ -73,6 +74,14 @@ def test_classes_the_other_target_lacks_vanish(make_profile, round_rates):
     ceiling = measure_ceiling(profile, Peaks("here", round_rates))
     found = what_if(profile, ceiling, target=load_model("llama-3.1-8b"))
     assert _seconds(found)["recurrent"] == 0
+
+
+def test_a_much_slower_device_is_not_zero_times_as_fast(make_profile, round_rates):
+    profile = make_profile()
+    ceiling = measure_ceiling(profile, Peaks("here", round_rates))
+    found = what_if(profile, ceiling, peaks=Peaks("there", _rates(1e9, 1e11)))
+    assert found.speedup == pytest.approx(0.0015, rel=0.1)
+    assert "t on there: 0.0015× as many" in what_if_text(found)
 
 
 def test_something_must_change(make_profile, round_rates):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -72,3 +74,30 @@ def test_a_killed_client_is_said_so(make_server: Servers) -> None:
         engine._process.kill()
         with pytest.raises(MachineError, match="client process has died"):
             engine.server_info()
+
+
+def test_an_interrupted_call_ends_its_client_at_once(make_server: Servers) -> None:
+    """A client at work would not notice until it is done that nobody waits for it."""
+    arrived, over = threading.Event(), threading.Event()
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+
+    def hold(exchange: Any) -> None:
+        if exchange.path == "/generate":
+            arrived.set()
+            over.wait(60)
+        answer(exchange)
+
+    def interrupt() -> None:
+        arrived.wait(60)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    with ProcessEngine(make_server(hold).url) as engine:
+        engine.server_info()
+        process = engine._process
+        assert process is not None
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(GenerateRequest("r", (1,), 2))
+        assert process.returncode == -signal.SIGKILL
+        over.set()

@@ -31,5 +31,5 @@ def test_a_busy_server_does_not_flush(make_server: MakeServer) -> None:
         pytest.raises(MeasurementInvalid, match=r"did not flush its cache: .*Flush cache failed"),
     ):
         engine.flush_cache()
-    assert 0.3 < time.monotonic() - started < 5
+    assert 0.3 < time.monotonic() - started < 30
     assert 1000 - server.flush_refusals < 20

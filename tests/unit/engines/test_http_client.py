@@ -89,13 +89,13 @@ def test_first_byte_is_of_the_first_chunk_with_tokens(make_server):
         time.sleep(0.15)
         for event in CUMULATIVE[:2]:
             exchange.event(event)
-        time.sleep(0.15)
+        time.sleep(0.8)
         exchange.event(CUMULATIVE[2])
         exchange.done()
 
     answer = ask(make_server(script))
-    assert 0.14 < answer.time_to_first_token_s < 0.28
-    assert answer.elapsed_s > 0.29
+    assert 0.14 < answer.time_to_first_token_s < answer.elapsed_s - 0.1
+    assert answer.elapsed_s > 0.94
     assert answer.rate_tok_per_s == pytest.approx(6 / answer.elapsed_s)
 
 
@@ -208,15 +208,18 @@ def test_a_broken_answer_voids_the_measurement_and_names_the_request(make_server
 
 
 def test_a_stalled_stream_is_cut_off_by_the_watchdog(make_server):
+    over = threading.Event()
+
     def script(exchange):
         exchange.open_stream()
         exchange.event(CUMULATIVE[0])
-        time.sleep(3)
+        over.wait(60)
 
     started = time.monotonic()
     with pytest.raises(MeasurementInvalid, match=r"stalled for 0\.3 s"):
-        ask(make_server(script), stall_s=0.3)
-    assert time.monotonic() - started < 1.5
+        ask(make_server(script), timeout_s=60.0, stall_s=0.3)
+    assert time.monotonic() - started < 30
+    over.set()
 
 
 def test_a_trickle_of_bytes_without_an_event_counts_as_a_stall(make_server):

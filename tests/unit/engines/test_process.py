@@ -206,9 +206,9 @@ def test_missing_command(tmp_path: Path) -> None:
 def test_a_server_that_never_gets_ready(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; print('loading', flush=True); time.sleep(600)"]
     process = ServerProcess(
-        command, port=free_port(), log_path=tmp_path / "log.txt", ready_timeout_s=1.0
+        command, port=free_port(), log_path=tmp_path / "log.txt", ready_timeout_s=3.0
     )
-    with pytest.raises(MachineError, match=r"(?s)not ready after 1 s.*loading"):
+    with pytest.raises(MachineError, match=r"(?s)not ready after 3 s.*loading"):
         process.__enter__()
     assert not process.running
 

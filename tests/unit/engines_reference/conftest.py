@@ -249,7 +249,7 @@ def serve() -> Iterator[Callable[..., httpx.Client]]:
             thread.join(10)
 
         stops.append(stop)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not server.started and time.monotonic() < deadline:
             time.sleep(0.02)
         return client

@@ -39,7 +39,7 @@ def _run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]
 
 
 def _gone(pid: int) -> bool:
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
@@ -136,7 +136,7 @@ class TestServe:
                 except httpx.ConnectError:
                     time.sleep(0.1)
             server.send_signal(signal.SIGINT)
-            _, stderr = server.communicate(timeout=15)
+            _, stderr = server.communicate(timeout=DEADLINE_S)
         assert server.returncode == 130
         assert b"Traceback" not in stderr
 

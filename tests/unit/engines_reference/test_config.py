@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,18 @@ def test_weights_that_are_not_finite_are_refused(pair: Any, tmp_path: Path, bits
     with pytest.raises(InputError, match="holds NaN or infinity") as caught:
         load_target(folder)
     assert name.removeprefix("model.") in caught.value.message
+
+
+def test_loading_leaves_torchs_compiler_alone(pair: Any) -> None:
+    """Importing it takes longer than everything else about a small model."""
+    program = (
+        "import sys, torch; from pathlib import Path\n"
+        "from specpilot_cli.engines.reference.engine import ReferenceEngine\n"
+        "before = set(sys.modules)\n"
+        f"ReferenceEngine(Path({str(pair.target)!r}), Path({str(pair.drafter)!r}))\n"
+        "print(sorted({'sympy', 'torch._dynamo'} & set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "[]\n"

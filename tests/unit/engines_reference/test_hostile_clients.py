@@ -156,13 +156,13 @@ def test_clients_that_leave_at_any_moment_leave_no_noise(
                 _leave(port, _message(stream, prompts=3), leave, after_s)
             for after_s in (0.0, 0.005, 0.01, 0.02, 0.04):  # about when a short answer ends
                 _leave(port, _message(stream, tokens=2), leave, after_s)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while b'"num_running_reqs":0,"num_waiting_reqs":0' not in (_get(port, "/server_info") or b""):
         assert time.monotonic() < deadline, "abandoned requests still run"
         time.sleep(0.1)
     _leave(port, _message(True), _close, 0.1)
     child.send_signal(signal.SIGTERM)
-    assert child.wait(timeout=20) == 130
+    assert child.wait(timeout=60) == 130
     text = log.read_text(encoding="utf-8")
     assert text.startswith("serving `")
     assert not re.search("Traceback|Error|Exception|never retrieved|CRITICAL", text), text

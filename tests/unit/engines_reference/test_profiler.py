@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from specpilot_cli.engines.reference import scopes
 from specpilot_cli.engines.reference.accounting import StepShape, linear_weights, step_work
 from specpilot_cli.engines.reference.peaks import measure_peaks
 from specpilot_cli.engines.reference.profiler import Plan, profile_steps, step_time_curve
@@ -36,21 +37,25 @@ def _plan(**changes: Any) -> Plan:
 class TestScopes:
     """Exclusive times of nested scopes."""
 
-    def test_an_inner_scope_stops_the_outer_clock(self) -> None:
+    def test_an_inner_scope_stops_the_outer_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
         timer = ScopeTimer()
         timer.start()
-        inner = timer.wrap("target_gemm", lambda: time.sleep(0.03))
+        now = [100.0]
+        monkeypatch.setattr(scopes, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+        def spend(seconds: float) -> None:
+            now[0] += seconds
+
+        inner = timer.wrap("target_gemm", lambda: spend(4.0))
 
         def work() -> None:
-            time.sleep(0.01)
+            spend(1.0)
             inner()
-            time.sleep(0.01)
+            spend(2.0)
 
         timer.wrap("recurrent", work, "VERIFY")()
-        seconds = timer.class_seconds()
-        assert 0.02 <= seconds["recurrent"] < 0.03
-        assert 0.03 <= seconds["target_gemm"] < 0.04
-        assert 0.05 <= timer.spans["VERIFY"] < 0.07
+        assert timer.class_seconds() == {"recurrent": 3.0, "target_gemm": 4.0}
+        assert timer.spans["VERIFY"] == 7.0
         assert timer.calls == {"recurrent": 1, "target_gemm": 1}
 
     def test_nothing_is_split_inside_the_drafter(self) -> None:

@@ -173,14 +173,14 @@ def test_killed_writer_leaves_nothing_that_is_trusted_and_no_lock(tmp_path: Path
         with pytest.raises(InputError, match="another process"), atomic_folder(target):
             pass
         os.kill(child.pid, signal.SIGKILL)
-        child.wait(timeout=10)
+        child.wait(timeout=60)
     finally:
         child.kill()
-        child.wait(timeout=10)
+        child.wait(timeout=60)
     assert not target.exists()
     assert (tmp_path / ".model.partial" / "half.bin").exists()
     started_s = time.monotonic()
     with atomic_folder(target) as temporary:
         (temporary / "whole.bin").write_bytes(b"1")
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 30
     assert [p.name for p in target.iterdir()] == ["whole.bin"]

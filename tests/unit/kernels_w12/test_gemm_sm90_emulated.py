@@ -34,6 +34,8 @@ from emulated_cta import (
 from specpilot_kernels.w12 import modules, reference_gemm
 from specpilot_kernels.w12.split import split
 
+pytestmark = pytest.mark.slow
+
 Gemm = Callable[..., Bits]
 
 # Each CTA is a process of its own, since those that share a tile wait for each other's sums.

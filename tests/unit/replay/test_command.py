@@ -271,9 +271,10 @@ def test_paths_per_level_are_bounded(lattice: Path, run: Any, top_k: int) -> Non
 
 
 def test_times_of_another_command_are_told_apart(lattice: Path, run: Any) -> None:
-    code, _, err = run(lattice, "--step-times", "demo-cpu")
+    code, _, err = run(lattice, "--step-times", "demo-gpu")
     assert code == 2
     assert "at --step-times" in err
+    assert "did you mean `demo-cpu`?" in err
     assert "those of `simulate batch` have another form" in " ".join(err.split())
 
 

@@ -73,6 +73,21 @@ def test_batch_as_json_and_as_a_page(
     assert "shared:rows=32,block=8" in text
 
 
+def test_times_of_another_deployment_make_it_a_projection(
+    files: dict[str, str], repo: Path, capsys: pytest.CaptureFixture[str]
+):
+    """As `replay` and `ceiling` say; the demo pair's recordings and times are of one deployment."""
+    policies = ["--policy", "ar", "--concurrency", "1"]
+    command = ["simulate", "batch", files["lattice"], "--step-times", "demo-cpu", *policies]
+    assert main(command) == 0
+    assert "note: projected: the step times are of another target" in capsys.readouterr().out
+    command[2] = str(repo / "recipes/demo-cpu/recordings/block-8.safetensors")
+    assert main(command) == 0
+    assert "projected" not in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["results"]["projected_because"] == []
+
+
 def test_a_packed_recording_warns_beyond_what_it_kept(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

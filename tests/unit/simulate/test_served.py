@@ -89,6 +89,29 @@ def test_components_are_found_again() -> None:
     assert slope["draft_rows"] == pytest.approx(1e-5, rel=0.1)
 
 
+@pytest.mark.parametrize("constant_s", [-0.001, 0.0, 0.002])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_one_setting_alone_makes_a_valid_file(constant_s: float, rows: int) -> None:
+    """Steps on a line through the requests, above or below the origin: a step is never free."""
+    said = {"model_path": "m", "version": "1", "dtype": "bfloat16"}
+    speculative = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": rows}
+    facts = read_facts(said | (speculative if rows > 1 else {}))
+    block = rows if rows > 1 else 0
+    samples = tuple(
+        StepSample(n, n * rows, n * block, n * context, constant_s + 0.003 * n)
+        for n in (1, 4, 12)
+        for context in (64.0, 512.0)
+    )
+    one = ServedTimes(facts, samples, ((16, 0.002), (64, 0.004)))
+    times, error = batch_times([one], name="x", device=GPU, source="a test")
+    assert error < 0.01 if constant_s >= 0 else error < 0.2
+    assert any(curve.always for curve in times.decode)
+    clock = StepClock(times)
+    for item in samples:
+        load = StepLoad(item.rows, item.requests, item.draft_rows, item.context_tokens)
+        assert clock.decode_s(load) == pytest.approx(item.step_s, rel=0.01 + 3 * error)
+
+
 def test_unmeasured_settings_are_priced_by_the_file() -> None:
     facts = read_facts({"model_path": "/models/big", "version": "0.5.23", "dtype": "bfloat16"})
     one = ServedTimes(facts, tuple(SAMPLES), ((16, 0.002), (64, 0.004)))

@@ -171,7 +171,7 @@ class FakeSglang:
 
     def left_over(self) -> list[int]:
         """Processes that still run in this test's environment, after a moment to go."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while (found := self._running()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return found

@@ -17,6 +17,8 @@ from tests.fake_sglang.install import install
 from tests.ports import free_port
 from tests.unit.apply.sglang.conftest import FakeSglang
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Path]
 
 
@@ -259,7 +261,7 @@ def test_serve_ends_with_the_user(fake: FakeSglang, sglang_recipe: Make) -> None
     assert found["results"]["active"]["w12"]["encoded_bytes"] == 300
     assert fake.run("apply", "check", "--url", url, "--expect", "recorder").returncode == 1
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert "error" not in errors
     assert fake.left_over() == []
@@ -270,7 +272,7 @@ def test_serve_ends_with_its_server(fake: FakeSglang, sglang_recipe: Make) -> No
     _ready(process)
     for pid in fake.servers():
         os.kill(pid, signal.SIGKILL)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert errors.count("error: ") == 1
     assert "the tuned server ended with status 137" in errors
@@ -281,9 +283,9 @@ def test_serve_ends_with_its_server(fake: FakeSglang, sglang_recipe: Make) -> No
 def test_serve_ends_when_health_checks_are_missed(fake: FakeSglang, sglang_recipe: Make) -> None:
     often = "import specpilot_cli.apply.sglang.run as run\nrun._HEALTH_EVERY_S = run._WATCH_S = 0.1"
     words = ("apply", "recipe", str(sglang_recipe()), "--serve", "--out", "run")
-    process = fake.start(*words, code=often, healthy_s=3.0)
+    process = fake.start(*words, code=often, healthy_checks=9)
     assert _ready(process)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 3, errors
     assert "is not ready: /health answered 503, 3 times in a row" in errors
     assert f"{fake.folder}/run/logs/candidate.log" in errors
@@ -303,7 +305,7 @@ def test_interruption_before_the_server_is_ready(fake: FakeSglang, sglang_recipe
     while not (fake.folder / "run/logs/baseline.log").exists():
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert (fake.folder / "run" / "UNFINISHED").exists()
     assert fake.left_over() == []
