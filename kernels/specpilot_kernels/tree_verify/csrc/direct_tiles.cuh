@@ -1,4 +1,5 @@
-// Direct WY verify: its products on tensor cores, and where everything lies in shared memory.
+// Direct WY verify: its products on tensor cores, where everything lies in shared memory, and who
+// waits for whom.
 //
 // Compile-time: KDIM, VDIM, ROWS (tree rows rounded up to a multiple of 8).
 #pragma once
@@ -45,6 +46,24 @@ struct Shared {
   Factors factors[ROWS];
   u8 path[ROWS][ROWS];  // [step][row]: the row itself, its parent, and so on to the root
 };
+
+// ---- barriers ----------------------------------------------------------------------------------
+
+__device__ __forceinline__ void solvers_meet() {
+  asm volatile("barrier.sync 1, %0;" ::"n"(kSolvers) : "memory");
+}
+
+__device__ __forceinline__ void halves_meet() {
+  asm volatile("barrier.sync 3, %0;" ::"n"(kMultipliers) : "memory");
+}
+
+// The tables are full: multipliers say so and go on, solvers wait for all.
+__device__ __forceinline__ void tables_are_full() {
+  asm volatile("barrier.arrive 2, %0;" ::"n"(kThreads) : "memory");
+}
+__device__ __forceinline__ void wait_for_tables() {
+  asm volatile("barrier.sync 2, %0;" ::"n"(kThreads) : "memory");
+}
 
 // ---- the state ---------------------------------------------------------------------------------
 

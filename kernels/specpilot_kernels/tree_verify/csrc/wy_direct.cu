@@ -66,24 +66,6 @@ struct Place {
   }
 };
 
-// ---- barriers ----------------------------------------------------------------------------------
-
-__device__ __forceinline__ void solvers_meet() {
-  asm volatile("barrier.sync 1, %0;" ::"n"(kSolvers) : "memory");
-}
-
-__device__ __forceinline__ void halves_meet() {
-  asm volatile("barrier.sync 3, %0;" ::"n"(kMultipliers) : "memory");
-}
-
-// The tables are full: multipliers say so and go on, solvers wait for all.
-__device__ __forceinline__ void tables_are_full() {
-  asm volatile("barrier.arrive 2, %0;" ::"n"(kThreads) : "memory");
-}
-__device__ __forceinline__ void wait_for_tables() {
-  asm volatile("barrier.sync 2, %0;" ::"n"(kThreads) : "memory");
-}
-
 // ---- all: rows ---------------------------------------------------------------------------------
 
 // Start copying what all rows have; rows that the tree has not become zeros.
