@@ -89,9 +89,7 @@ def wy(dim: int, rows: int, form: Form) -> KernelModule:
     blocks = 2 if rows <= 40 and dim == 128 else 1
     warps = -(-blocks * wy_threads(rows, form) // 32 // 4)  # in a quarter of a multiprocessor
     most = min(512 // warps // 8 * 8, 255)
-    return _module(
-        "wy", dim, VERIFY_PARAMS, most, suffix=suffix, ROWS=rows, BLOCKS_PER_SM=blocks
-    )
+    return _module("wy", dim, VERIFY_PARAMS, most, suffix=suffix, ROWS=rows, BLOCKS_PER_SM=blocks)
 
 
 def modules() -> tuple[KernelModule, ...]:

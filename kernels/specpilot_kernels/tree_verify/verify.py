@@ -10,6 +10,7 @@ Nothing but the record is written: states and windows stay the committed ones un
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -59,16 +60,14 @@ def gdn_tree_verify(
     method: "path" walks every root path with the bits the stock recurrence gives a chain; "wy"
         solves all paths at once, at most 72 rows, and differs by rounding alone; "auto" is "wy"
         where it can, else "path".
-    form: of WY verify on a GPU: "solve" or "direct", see their sources.
-    dependent: let the kernels start before the one ahead on the stream ends.
+    form, dependent: of the kernels on a GPU, see `wy.wy`.
 
     CPU tensors run the reference. ValueError for tensors that do not fit; on a GPU also what
     compiling and loading raise, see `launch.prepare`; call `warm` before a graph is captured.
     """
     shape = checks.shape_of(state_pool, conv_pool)
-    checks.check_layer(
-        weights.conv_weight, weights.conv_bias, weights.a_log, weights.dt_bias, shape
-    )
+    small = (weights.conv_bias, weights.a_log, weights.dt_bias)
+    checks.check_layer(weights.conv_weight, *small, shape)
     requests, rows = checks.check_rows(mixed, a, b, slot, trees, record, shape)
     chosen = _method(method, rows)
     if out is None:
@@ -79,19 +78,14 @@ def gdn_tree_verify(
     if not mixed.is_cuda:
         return out.copy_(_on_host(*inputs, state_pool, chosen))
     checks.check_kernel(shape, mixed, state_pool, others=(weights.conv_weight, out))
+    kernel = path_kernel.path if chosen == "path" else partial(wy_kernel.wy, form=form)
     with torch.cuda.device(mixed.device):
         queries = conv.prepare_rows(*inputs, dependent=dependent)
-        kernel_args = (queries, record, state_pool, slot, trees, out, shape)
-        if chosen == "wy":
-            wy_kernel.wy(*kernel_args, form=form, dependent=dependent)
-        else:
-            path_kernel.path(*kernel_args, dependent=dependent)
+        kernel(queries, record, state_pool, slot, trees, out, shape, dependent=dependent)
     return out
 
 
-def warm(
-    shape: GdnShape, rows: int, device: int, *, form: modules.Form = modules.WY_FORM
-) -> None:
+def warm(shape: GdnShape, rows: int, device: int, *, form: modules.Form = modules.WY_FORM) -> None:
     """Compile and load what trees of `rows` rows need, so that verify may be captured."""
     conv.warm(shape.key_dim, device)
     path_kernel.warm(shape.key_dim, device)

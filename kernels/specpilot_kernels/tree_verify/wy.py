@@ -28,8 +28,9 @@ def wy(
 ) -> None:
     """Write `out` bfloat16 [requests * R, Hv, V], at most 72 rows; tensors as `checks` has them.
 
-    dependent: only behind `conv.prepare_rows`: the form "direct" reads states, slots and parents
-        while that kernel runs, so no other kernel still running may write them.
+    form: "solve" (csrc/wy.cu) or "direct" (csrc/wy_direct.cu), which their sources explain.
+    dependent: start before `conv.prepare_rows`, the kernel ahead on the stream, ends. No other
+        kernel may stand between, as "direct" reads states, slots and parents while that one runs.
     """
     requests, rows = trees.parent.shape
     slices = shape.value_dim // modules.WY_SLICE
