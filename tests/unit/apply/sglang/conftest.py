@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,9 @@ class FakeSglang:
         """The fake servers that run, without their guards and children."""
 
         def words(pid: int) -> list[bytes]:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            with suppress(OSError):  # gone meanwhile
+                return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            return []
 
         found = [pid for pid in self._running() if b"sglang.launch_server" in words(pid)]
         return [pid for pid in found if b"--" not in words(pid)]
