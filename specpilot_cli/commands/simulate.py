@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specpilot_cli.commands import options
-from specpilot_cli.commands.simulate_measure import measure
+from specpilot_cli.commands.simulate_measure import ConcurrencyOption, measure
 
 if TYPE_CHECKING:
     from specpilot_cli.schema.batch_times import BatchStepTimes
@@ -53,9 +53,6 @@ PolicyOption = Annotated[
         help="ar · chain:block=8 · tree:nodes=16,block=16 · shared:rows=192,block=16 · "
         "shared:rows=192,block=auto,draft-rows=256; each may have admission=joint; repeatable.",
     ),
-]
-ConcurrencyOption = Annotated[
-    str, typer.Option(metavar="LIST", help="Requests in flight: a comma list.")
 ]
 RepeatOption = Annotated[
     int, typer.Option(min=1, max=1000, help="Run through the requests so many times.")

@@ -4,9 +4,8 @@
 // Compile-time: KDIM, VDIM, ROWS (tree rows rounded up to a multiple of 8).
 #pragma once
 
-#include "gdn.cuh"
+#include "wy_common.cuh"
 
-constexpr int kSlice = 64;         // columns of S that a block has
 constexpr int kMultipliers = 256;  // threads that have the state: half of 16 columns per warp
 constexpr int kSolvers = 128;      // threads that have the tables: a row each, and more than that
 constexpr int kThreads = kMultipliers + kSolvers;
@@ -14,23 +13,10 @@ constexpr int kWarps = kThreads / 32;
 // Threads that registers are for: up to 40 rows more than there are, so that a block of `rows` has
 // room beside one of us.
 constexpr int kRegisterThreads = ROWS <= 40 ? 512 : kThreads;
-constexpr int kRowTiles = (ROWS + 15) / 16;  // of 16 rows, the A operand
-constexpr int kSteps = KDIM / 16;
 constexpr int kWarpSteps = kSteps / 2;  // that a multiplying warp has
-constexpr int kKeyPitch = KDIM + 16;  // spreads eight rows over all banks
-constexpr int kValuePitch = kSlice + 8;
-constexpr int kPitch = kSlice + 4;  // of right sides and outputs
 constexpr int kTablePitch = ROWS + 4;
 static_assert(kMultipliers / 32 == 2 * kSlice / 16, "a warp multiplies half of 16 columns");
 static_assert(ROWS <= kSolvers && ROWS % 8 == 0, "a row per solver");
-
-// Factors of a row.
-struct Factors {
-  float beta;
-  float k_scale, q_scale;  // 1 / |k|, KDIM^-1/2 / |q|
-  float decay;             // from the committed state
-  float k_decay, q_decay;  // the same times the scale
-};
 
 struct Shared {
   u16 keys[16 * kRowTiles][kKeyPitch];
@@ -99,14 +85,6 @@ __device__ __forceinline__ bool cannot_split(const StateTile& s) {
   return most >= 0x5D800000;
 }
 
-// Take the leading bfloat16 off two floats and leave the rest; exact.
-__device__ __forceinline__ u32 take_leading(float& low, float& high) {
-  const u32 pair = to_bf16x2(low, high);
-  low = __fsub_rn(low, low_half(pair));
-  high = __fsub_rn(high, high_half(pair));
-  return pair;
-}
-
 // S0 = part[.][0] + part[.][1] + part[.][2], three bfloat16 each: all 24 bits of a float.
 struct StateParts {
   u32 part[kWarpSteps][3][4];
@@ -124,15 +102,6 @@ __device__ __forceinline__ void split(StateTile& s, StateParts& parts) {
         parts.part[step][part][half + 2] = take_leading(x.z, x.w);
       }
 }
-
-// The same four elements of k of a row: the B operand, or with another row half of the A operand.
-__device__ __forceinline__ uint2 load_pairs(const u16 (*rows)[kKeyPitch], int row, int step) {
-  return *reinterpret_cast<const uint2*>(&rows[row][16 * step + 4 * (threadIdx.x % 4)]);
-}
-
-struct Products {
-  float d[ROWS / 8][4];  // rows 8 n + 2t, + 1 for columns t / 4 and t / 4 + 8
-};
 
 // d = this half of S0^T times the rows' keys or queries, of which the half begins at step `begin`.
 // Tensor cores cut off what does not fit, so each 16 elements of k are summed there and these sums
@@ -233,15 +202,6 @@ __device__ __forceinline__ void multiply_rows(const u16 (*left)[kKeyPitch],
     for (int step = 1; step < kSteps; ++step) d[i] = __fadd_rn(d[i], sum[step][i]);
   }
 }
-
-// Tiles of 16 x 8 with a row that may have an ancestor among the columns: below the diagonal.
-constexpr int kColumnTiles = ROWS / 8;
-__device__ constexpr int tiles_before(int tile) {
-  int count = 0;
-  for (int i = 0; i < tile; ++i) count += 2 * i + 2 < kColumnTiles ? 2 * i + 2 : kColumnTiles;
-  return count;
-}
-constexpr int kTableTiles = tiles_before(kRowTiles);
 
 // Turn decays into A_ij = beta_i D_ij k_i.k_j and P_ij = D_ij q_i.k_j, a tile per warp and turn.
 __device__ __forceinline__ void fill_tables(Shared& s) {

@@ -33,22 +33,6 @@
 
 #include "direct_tiles.cuh"
 
-struct Params {
-  const u16* q;          // [requests * rows, key heads * KDIM], after the convolution
-  const float* q_scale;  // [requests * rows, key heads]: 1 / |q|
-  const u16* kv;         // [requests * rows, key heads * KDIM + value heads * VDIM]
-  const float* k_scale;  // [requests * rows, key heads]: 1 / |k|
-  const float* g;        // [requests * rows, value heads]
-  const float* beta;
-  const float* states;   // committed: [slots, value heads, VDIM, KDIM]
-  const i64* slot;       // [requests]
-  const int* parent;     // [requests, rows]
-  u16* out;              // [requests * rows, value heads, VDIM]
-  i64 state_slot;
-  float scale;           // KDIM^-1/2
-  int rows, key_heads, value_heads, slots;
-};
-
 // Which part of the work a block has.
 struct Place {
   int base;  // first row of the request

@@ -3,34 +3,20 @@
 // Compile-time: KDIM, VDIM, ROWS (tree rows rounded up to a multiple of 8), BLOCKS_PER_SM.
 #pragma once
 
-#include "gdn.cuh"
+#include "wy_common.cuh"
 
-constexpr int kSlice = 64;                       // columns of S that a block has
 constexpr int kWorkers = 256;                    // threads that multiply
 constexpr int kWalkers = ROWS <= 40 ? 32 : 64;    // threads that walk up the tree
 constexpr int kThreads = kWorkers + kWalkers;
 constexpr int kBlocksPerSm = BLOCKS_PER_SM;
-constexpr int kRowTiles = (ROWS + 15) / 16;      // of 16 rows, the A operand
-constexpr int kSteps = KDIM / 16;
 constexpr int kBlock = ROWS < 32 ? ROWS : 32;    // rows that are solved at once
 constexpr int kSolved = (ROWS + kBlock - 1) / kBlock * kBlock;
-constexpr int kKeyPitch = KDIM + 16;             // spreads eight rows over all banks
-constexpr int kValuePitch = kSlice + 8;
-constexpr int kPitch = kSlice + 4;               // of right sides and outputs
 constexpr int kTablePitch = kSolved + 4;
 static_assert(kWorkers / 32 == 2 * kSlice / 16, "a worker's tile: 16 columns times all rows");
 
 struct Node {
   float alpha;
   int parent;
-};
-
-// Factors of a row.
-struct Factors {
-  float beta;
-  float k_scale, q_scale;  // 1 / |k|, KDIM^-1/2 / |q|
-  float decay;             // from the committed state
-  float k_decay, q_decay;  // the same times the scale
 };
 
 // `system` and `weights` are transposed, [column j][row i], so that four rows are one access.
@@ -80,14 +66,6 @@ __device__ __forceinline__ bool cannot_split(const StateTile& s) {
   return most >= 0x5D800000;
 }
 
-// Take the leading bfloat16 off two floats and leave the rest; exact.
-__device__ __forceinline__ u32 take_leading(float& low, float& high) {
-  const u32 pair = to_bf16x2(low, high);
-  low = __fsub_rn(low, low_half(pair));
-  high = __fsub_rn(high, high_half(pair));
-  return pair;
-}
-
 // S0 = s[0] + s[1] + s[2], three bfloat16 each: all 24 bits of a float.
 __device__ __forceinline__ void split(float4 (&x)[2], u32 (&s)[3][4]) {
 #pragma unroll
@@ -98,15 +76,6 @@ __device__ __forceinline__ void split(float4 (&x)[2], u32 (&s)[3][4]) {
       s[part][half + 2] = take_leading(x[half].z, x[half].w);
     }
 }
-
-// The same four elements of k of a row: the B operand, or with another row half of the A operand.
-__device__ __forceinline__ uint2 load_pairs(const u16 (*rows)[kKeyPitch], int row, int step) {
-  return *reinterpret_cast<const uint2*>(&rows[row][16 * step + 4 * (threadIdx.x % 4)]);
-}
-
-struct Products {
-  float d[ROWS / 8][4];  // rows 8 n + 2t, + 1 for columns t / 4 and t / 4 + 8
-};
 
 // d = S0^T times the rows' keys or queries. Each 16 elements of k are summed on tensor cores, the
 // smallest parts first, and these sums rounded to nearest: tensor cores cut off what does not fit.
@@ -172,15 +141,6 @@ __device__ __forceinline__ void multiply_rows(const u16 (*left)[kKeyPitch],
     for (int i = 0; i < 4; ++i) d[i] = __fadd_rn(d[i], sum[i]);
   }
 }
-
-// Tiles of 16 x 8 with a row that may have an ancestor among the columns: below the diagonal.
-constexpr int kColumnTiles = ROWS / 8;
-__device__ constexpr int tiles_before(int tile) {
-  int count = 0;
-  for (int i = 0; i < tile; ++i) count += 2 * i + 2 < kColumnTiles ? 2 * i + 2 : kColumnTiles;
-  return count;
-}
-constexpr int kTableTiles = tiles_before(kRowTiles);
 
 // Turn decays into A_ij = beta_i D_ij k_i.k_j and weights D_ij q_i.k_j, a tile per warp and turn.
 __device__ __forceinline__ void fill_tables(Shared& s) {
